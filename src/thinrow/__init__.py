@@ -1,0 +1,1 @@
+"""thinrow: ultra-long user histories, stored once and rebuilt exactly."""

@@ -1,0 +1,104 @@
+"""The one exception tree of thinrow. Catch ``ThinrowError`` to catch all of it.
+
+::
+
+    ThinrowError
+    ├── InputError (ValueError)      what a caller passed: the message has the value, the bound and the remedy
+    │   ├── SchemaError              a schema that contradicts itself, the data or the store
+    │   ├── UserKindError            string ids for a store of integer ids, or the reverse
+    │   ├── DuplicateEventError      one event id twice in one input
+    │   └── UnknownEventError        a correction of an event that the store does not hold
+    ├── StoreError                   the state of a store
+    │   ├── StoreNotFound            no store at the path
+    │   ├── StoreExists              a store is there already
+    │   ├── NewerFormatError         written by a newer thinrow
+    │   ├── CommitConflict           another writer committed this generation first
+    │   └── ObjectNotFound           a file that the manifest names is missing
+    ├── CorruptionError              bytes that are not what was written (file, and user and column where known)
+    │   └── VersionMismatch          a rebuilt history that is not the one its version describes
+    └── MissingExtraError (ImportError)   an optional dependency that is not installed; names the extra
+"""
+
+from __future__ import annotations
+
+
+class ThinrowError(Exception):
+    """Base of every error that thinrow raises on purpose."""
+
+
+class InputError(ThinrowError, ValueError):
+    """The caller passed something that cannot be used; nothing was changed."""
+
+
+class SchemaError(InputError):
+    """A schema contradicts itself, the data or the store."""
+
+
+class UserKindError(InputError):
+    """User ids of the wrong kind: a store holds integer ids or string ids, never both."""
+
+
+class DuplicateEventError(InputError):
+    """One event id appears twice in one input."""
+
+
+class UnknownEventError(InputError):
+    """A correction names an event that the store does not hold."""
+
+
+class StoreError(ThinrowError):
+    """The store is not in the state that the call needs."""
+
+
+class StoreNotFound(StoreError):
+    """There is no store at the path."""
+
+
+class StoreExists(StoreError):
+    """A store is at the path already."""
+
+
+class NewerFormatError(StoreError):
+    """The data was written by a newer thinrow than this one."""
+
+
+class CommitConflict(StoreError):
+    """Another writer committed the same generation first."""
+
+
+class ObjectNotFound(StoreError):
+    """A file that should be in the store is missing."""
+
+
+class CorruptionError(ThinrowError):
+    """Stored bytes are not what was written.
+
+    Attributes:
+        file: object name of the damaged file.
+        user: the user whose data is hit, where it is known.
+        column: the column that is hit, where it is known.
+    """
+
+    def __init__(
+        self, what: str, *, file: str, user: object | None = None, column: str | None = None
+    ) -> None:
+        self.what, self.file, self.user, self.column = what, file, user, column
+        where = f"file {file}"
+        if user is not None:
+            where += f", user {user!r}"
+        if column is not None:
+            where += f", column {column!r}"
+        super().__init__(
+            f"corrupt data ({where}): {what}; run `thinrow verify` on the store to list all damage"
+        )
+
+
+class VersionMismatch(CorruptionError):
+    """A rebuilt history differs from the one that its version describes."""
+
+
+class MissingExtraError(ThinrowError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(f"{module} is not installed; run: pip install 'thinrow[{extra}]'")

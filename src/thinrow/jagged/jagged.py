@@ -1,0 +1,86 @@
+"""Jagged: rows of different lengths as one flat Column and offsets.
+
+``[[5, 6], [], [7]]`` is ``Jagged(Column(values=[5, 6, 7]), offsets=[0, 2, 2, 3])``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from thinrow.jagged.column import Column
+
+
+@dataclass(frozen=True, slots=True)
+class Jagged:
+    """Attributes:
+    column: (offsets[-1],) the flat values.
+    offsets: (rows + 1,) int64; row i is ``column[offsets[i]:offsets[i + 1]]``.
+    """
+
+    column: Column
+    offsets: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def values(self) -> npt.NDArray[Any]:
+        """The flat values (codes, for strings)."""
+        return self.column.values
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """(rows,) length of each row."""
+        return np.diff(self.offsets)
+
+    def row(self, i: int) -> npt.NDArray[Any]:
+        """Row i, a view."""
+        return self.column.values[self.offsets[i] : self.offsets[i + 1]]
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Jagged:
+        """The rows at ``rows``, in that order, copied."""
+        index, offsets = ranges_index(self.offsets[:-1][rows], self.offsets[1:][rows])
+        return Jagged(self.column.take(index), offsets)
+
+    def to_padded(self, width: int, fill: float = 0) -> npt.NDArray[Any]:
+        """(rows, width): each row's *last* ``width`` values, left-aligned, the rest ``fill``."""
+        out = np.full((len(self), width), fill, self.column.values.dtype)
+        start = np.maximum(self.offsets[:-1], self.offsets[1:] - width)
+        index, offsets = ranges_index(start, self.offsets[1:])
+        row = np.repeat(np.arange(len(self)), np.diff(offsets))
+        out[row, np.arange(len(index)) - offsets[:-1][row]] = self.column.values[index]
+        return out
+
+    def to_arrow(self) -> pa.LargeListArray:
+        """A large_list array of the same rows."""
+        return pa.LargeListArray.from_arrays(pa.array(self.offsets), self.column.to_arrow())
+
+    @classmethod
+    def from_arrow(cls, array: pa.Array | pa.ChunkedArray, dtype: str) -> Jagged:
+        """Reverse of ``to_arrow``; takes any list type without null rows."""
+        if isinstance(array, pa.ChunkedArray):
+            array = array.combine_chunks()
+            if isinstance(array, pa.ChunkedArray):
+                array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        offsets = array.offsets.to_numpy().astype(np.int64)
+        flat = array.values.slice(offsets[0], offsets[-1] - offsets[0]) if len(offsets) else array.values
+        return cls(Column.from_arrow(flat, dtype), offsets - offsets[0] if len(offsets) else np.zeros(1, np.int64))
+
+
+def ranges_index(
+    start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Positions of the half-open ranges one after another, and the offsets of each range in that list.
+
+    ``ranges_index([5, 9], [7, 10])`` is ``([5, 6, 9], [0, 2, 3])``.
+    """
+    lengths = np.maximum(stop - start, 0)
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    index = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], lengths)
+    return index, offsets

@@ -1,0 +1,116 @@
+"""SharedHistories: each user's events once, and per example a slice and a bound.
+
+Worked example: user 7 has events at 10, 20, 30, 40 ms (arrivals 1 to 4). Two requests, at 25 ms and at 45 ms, newest 2::
+
+    events      10  20  30  40           start  stop  bound
+    request A    [-----)                 0      2     2
+    request B            [-----)         2      4     4
+
+Event i is visible to an example when ``start <= i < stop`` and ``arrival[i] <= bound < hidden_from[i]``. Where no event
+is late or restated the slice alone says it (``exact``). Nothing is copied until somebody asks for copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.jagged.column import Column, concat_columns
+from thinrow.jagged.events import Events
+from thinrow.jagged.jagged import Jagged, ranges_index
+
+
+@dataclass(frozen=True, slots=True)
+class SharedHistories:
+    """Attributes:
+    events: the unique events, by user, each user's in order of (event_ts, arrival).
+    user_of: (X,) int64, example -> row of ``events.users``.
+    start: (X,) int64, first position in ``events`` (inclusive) of the example's window.
+    stop: (X,) int64, last position (exclusive).
+    bound: (X,) int64, highest arrival number that the example could see (inclusive).
+    exact: (X,) bool, whether every event of the slice is visible to the example.
+    """
+
+    events: Events
+    user_of: npt.NDArray[np.int64]
+    start: npt.NDArray[np.int64]
+    stop: npt.NDArray[np.int64]
+    bound: npt.NDArray[np.int64]
+    exact: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.user_of)
+
+    def positions(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Positions of the visible events of every example one after another, and their (X + 1,) offsets."""
+        index, offsets = ranges_index(self.start, self.stop)
+        if self.exact.all():
+            return index, offsets
+        bound = np.repeat(self.bound, np.diff(offsets))
+        keep = (self.events.arrival[index] <= bound) & (self.events.hidden_from[index] > bound)
+        kept = np.zeros(len(index) + 1, np.int64)
+        np.cumsum(keep, out=kept[1:])
+        return index[keep], kept[offsets]
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """(X,) number of visible events of each example."""
+        if self.exact.all():
+            return self.stop - self.start
+        return np.diff(self.positions()[1])
+
+    def to_jagged(self, name: str) -> Jagged:
+        """One column as a copy per example (``event_ts`` and ``arrival`` are names too)."""
+        index, offsets = self.positions()
+        return Jagged(self._column(name).take(index), offsets)
+
+    def to_padded(self, name: str, width: int, fill: float = 0) -> npt.NDArray[Any]:
+        """(X, width) copy: each example's newest ``width`` events, left-aligned, the rest ``fill``."""
+        return self.to_jagged(name).to_padded(width, fill)
+
+    def select(self, examples: npt.NDArray[np.intp]) -> SharedHistories:
+        """The given examples with the users that they need; events of the others are dropped."""
+        used, user_of = np.unique(self.user_of[examples], return_inverse=True)
+        events = self.events if len(used) == len(self.events.users) else self.events.take_users(used)
+        shift = (events.offsets[:-1] - self.events.offsets[:-1][used])[user_of] if len(used) else np.empty(0, np.int64)
+        return SharedHistories(
+            events,
+            user_of.astype(np.int64),
+            self.start[examples] + shift,
+            self.stop[examples] + shift,
+            self.bound[examples],
+            self.exact[examples],
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[SharedHistories]) -> SharedHistories:
+        """Examples of ``parts`` one after another. A user in two parts stays there twice: windows may differ."""
+        if len(parts) == 1:
+            return parts[0]
+        n_events = np.cumsum([0, *(len(p.events) for p in parts)])
+        n_users = np.cumsum([0, *(len(p.events.users) for p in parts)])
+        shifted = list(zip(parts, n_events[:-1], n_users[:-1], strict=True))
+        events = Events(
+            np.concatenate([p.events.users for p in parts]),
+            np.concatenate([[0], *(p.events.offsets[1:] + e for p, e, _ in shifted)]).astype(np.int64),
+            np.concatenate([p.events.event_ts for p in parts]),
+            np.concatenate([p.events.arrival for p in parts]),
+            np.concatenate([p.events.hidden_from for p in parts]),
+            {n: concat_columns([p.events.columns[n] for p in parts]) for n in parts[0].events.columns},
+        )
+        return SharedHistories(
+            events,
+            np.concatenate([p.user_of + u for p, _, u in shifted]),
+            np.concatenate([p.start + e for p, e, _ in shifted]),
+            np.concatenate([p.stop + e for p, e, _ in shifted]),
+            np.concatenate([p.bound for p in parts]),
+            np.concatenate([p.exact for p in parts]),
+        )
+
+    def _column(self, name: str) -> Column:
+        if name in ("event_ts", "arrival"):
+            return Column(getattr(self.events, name))
+        return self.events.columns[name]

@@ -1,0 +1,340 @@
+"""The schema of a store's events: typed columns, each with a trait, in named feature groups.
+
+A column is known by its id, not its name: renaming keeps the id, and an id is never used twice. Worked example, the
+TOML form that ``thinrow ingest --schema`` reads::
+
+    user = "household_id"              # int64 or string column
+    time = "transaction_timestamp"     # int64 milliseconds, or an Arrow timestamp
+    event_id = "line_id"               # optional: makes appends idempotent
+    supersedes = "corrects"            # optional: the event_id of the event that this one corrects
+    arrival_time = "committed_at"      # optional: replays append in this order
+
+    [groups.item]
+    product_id = { trait = "id", dtype = "int64" }
+    department = { trait = "categorical", dtype = "string" }
+
+    [groups.price]
+    sales_value = { trait = "numeric", dtype = "float64", nullable = true }
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.errors import SchemaError
+from thinrow.core.users import UserKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DType = Literal["int8", "int16", "int32", "int64", "float32", "float64", "string", "binary"]
+DTYPES: tuple[DType, ...] = ("int8", "int16", "int32", "int64", "float32", "float64", "string", "binary")
+
+#: Names of the key columns (group 0) and of the event id, which no schema column may take.
+RESERVED_NAMES = ("user_id", "event_ts", "arrival", "hidden_from", "event_id", "supersedes")
+#: Ids of the columns that every store has; schema columns have ids from 1 up.
+EVENT_TS_ID, ARRIVAL_ID, HIDDEN_FROM_ID, EVENT_ID_ID = -1, -2, -3, -4
+#: Group 0 (event_ts, arrival, hidden_from), read with every projection, and the group of the event ids.
+KEYS_GROUP, IDS_GROUP = "keys", "ids"
+
+
+class Trait(str, Enum):
+    """What a column's values mean; the codec and the feature ops choose by it."""
+
+    TIMESTAMP = "timestamp"
+    ID = "id"
+    CATEGORICAL = "categorical"
+    NUMERIC = "numeric"
+    BITMAP = "bitmap"
+    ID_LIST = "id_list"
+    TEXT = "text"
+    VECTOR = "vector"
+
+
+_DTYPES_OF_TRAIT: dict[Trait, tuple[DType, ...]] = {
+    Trait.TIMESTAMP: ("int64",),
+    Trait.ID: ("int8", "int16", "int32", "int64", "string"),
+    Trait.CATEGORICAL: ("int8", "int16", "int32", "int64", "string"),
+    Trait.NUMERIC: ("int8", "int16", "int32", "int64", "float32", "float64"),
+    Trait.TEXT: ("string", "binary"),
+    # Part of the record model; archive format version 1 has no codec for them.
+    Trait.BITMAP: (),
+    Trait.ID_LIST: (),
+    Trait.VECTOR: (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """One column: ``id`` (1 or more, never reused), ``name``, ``trait``, ``dtype``, ``group``, ``nullable``."""
+
+    id: int
+    name: str
+    trait: Trait
+    dtype: DType
+    group: str
+    nullable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.id < 1:
+            raise SchemaError(f"column {self.name!r} has id {self.id}; ids are 1 or more")
+        if not self.name or self.name in RESERVED_NAMES:
+            raise SchemaError(f"column name {self.name!r} is reserved; rename the column (reserved: {', '.join(RESERVED_NAMES)})")
+        if self.group in (KEYS_GROUP, IDS_GROUP) or not self.group:
+            raise SchemaError(f"column {self.name!r} is in group {self.group!r}, a reserved name; name another group")
+        allowed = _DTYPES_OF_TRAIT[self.trait]
+        if self.dtype not in allowed:
+            known = ", ".join(allowed) or "none in format version 1; use one column per element"
+            raise SchemaError(f"column {self.name!r}: trait {self.trait.value} with dtype {self.dtype!r}; allowed: {known}")
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether values are of variable length (delivered as codes and a dictionary)."""
+        return self.dtype in ("string", "binary")
+
+    @property
+    def numpy_dtype(self) -> npt.DTypeLike:
+        """dtype of ``Column.values``: the column's own, or int32 codes for strings and bytes."""
+        return np.dtype(np.int32 if self.is_bytes else self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class EventSchema:
+    """Columns of an event, and which input columns hold the user, the time and the ids.
+
+    ``user_column`` ... ``arrival_time_column`` name *input* columns; inside thinrow they are always ``user_id``,
+    ``event_ts``, ``event_id``, ``supersedes``. ``event_id_dtype`` is None where events carry no id.
+    """
+
+    columns: tuple[ColumnSpec, ...]
+    user_kind: UserKind = "int64"
+    schema_id: int = 1
+    user_column: str = "user_id"
+    time_column: str = "event_ts"
+    event_id_column: str | None = None
+    event_id_dtype: Literal["int64", "string"] | None = None
+    supersedes_column: str | None = None
+    arrival_time_column: str | None = None
+
+    def __post_init__(self) -> None:
+        for what, values in (("name", [c.name for c in self.columns]), ("id", [c.id for c in self.columns])):
+            twice = {v for v in values if values.count(v) > 1}
+            if twice:
+                raise SchemaError(f"column {what} {sorted(twice, key=str)[0]!r} appears twice; each must be unique")
+        if (self.event_id_column is None) != (self.event_id_dtype is None):
+            raise SchemaError("event_id_column and event_id_dtype go together; give both or neither")
+        if self.supersedes_column is not None and self.event_id_column is None:
+            raise SchemaError("supersedes needs event_id: a correction names the id of the event it corrects")
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the feature groups in order of first appearance (the key group not among them)."""
+        return tuple(dict.fromkeys(c.group for c in self.columns))
+
+    def column(self, name: str) -> ColumnSpec:
+        """The column called ``name``. Raises SchemaError where there is none."""
+        for c in self.columns:
+            if c.name == name:
+                return c
+        raise SchemaError(f"no column {name!r}; the schema has {', '.join(c.name for c in self.columns)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict; ``from_dict`` reverses it."""
+        return {
+            "schema_id": self.schema_id,
+            "user_kind": self.user_kind,
+            "user_column": self.user_column,
+            "time_column": self.time_column,
+            "event_id_column": self.event_id_column,
+            "event_id_dtype": self.event_id_dtype,
+            "supersedes_column": self.supersedes_column,
+            "arrival_time_column": self.arrival_time_column,
+            "columns": [
+                {"id": c.id, "name": c.name, "trait": c.trait.value, "dtype": c.dtype, "group": c.group, "nullable": c.nullable}
+                for c in self.columns
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EventSchema:
+        """Reverse of ``to_dict``. Raises SchemaError on anything else."""
+        try:
+            columns = tuple(ColumnSpec(**{**c, "trait": Trait(c["trait"])}) for c in data["columns"])
+            return cls(**{**data, "columns": columns})
+        except (KeyError, TypeError, ValueError) as e:
+            if isinstance(e, SchemaError):
+                raise
+            raise SchemaError(f"not an event schema: {e}") from e
+
+    def to_json(self) -> str:
+        """Canonical JSON: equal schemas give equal text."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    @classmethod
+    def from_toml(cls, text: str, arrow: pa.Schema) -> EventSchema:
+        """Parse the TOML form of the module docstring; ``arrow`` (the input's schema) settles kinds of ids.
+
+        Raises:
+            SchemaError: the TOML is malformed, or names a column that the input lacks.
+        """
+        try:
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as e:
+            raise SchemaError(f"schema is not TOML: {e}") from e
+        known = {"user", "time", "event_id", "supersedes", "arrival_time", "groups"}
+        extra = set(data) - known
+        if extra:
+            raise SchemaError(f"schema has an unknown key {sorted(extra)[0]!r}; known: {', '.join(sorted(known))}")
+        columns: list[ColumnSpec] = []
+        groups = data.get("groups", {})
+        if not isinstance(groups, dict) or not groups:
+            raise SchemaError("schema has no [groups.NAME] table; name at least one group with one column")
+        for group, members in groups.items():
+            if not isinstance(members, dict):
+                raise SchemaError(f"group {group!r} is not a table; write [groups.{group}]")
+            for name, spec in members.items():
+                columns.append(_column_from_toml(group, name, spec, len(columns) + 1))
+        _require(data, "user")
+        _require(data, "time")
+        return _bind(
+            tuple(columns),
+            arrow,
+            user=data["user"],
+            time=data["time"],
+            event_id=data.get("event_id"),
+            supersedes=data.get("supersedes"),
+            arrival_time=data.get("arrival_time"),
+        )
+
+    @classmethod
+    def infer(
+        cls,
+        arrow: pa.Schema,
+        *,
+        user: str,
+        time: str,
+        event_id: str | None = None,
+        supersedes: str | None = None,
+        arrival_time: str | None = None,
+        groups: Mapping[str, Sequence[str]] | None = None,
+    ) -> EventSchema:
+        """A schema for a table: every other column, traits guessed from types (ints are ids, floats numeric,
+        strings categorical, timestamps timestamp), all in one group ``main`` unless ``groups`` says otherwise.
+
+        Raises:
+            SchemaError: a named column is missing, or a column's type has no counterpart.
+        """
+        special = {user, time, event_id, supersedes, arrival_time}
+        group_of = {name: g for g, names in (groups or {}).items() for name in names}
+        columns = []
+        for field in arrow:
+            if field.name in special:
+                continue
+            dtype, trait = _guess(field)
+            columns.append(
+                ColumnSpec(len(columns) + 1, field.name, trait, dtype, group_of.get(field.name, "main"), field.nullable)
+            )
+        return _bind(
+            tuple(columns), arrow, user=user, time=time, event_id=event_id, supersedes=supersedes, arrival_time=arrival_time
+        )
+
+    @classmethod
+    def load(cls, path: str | Path, arrow: pa.Schema) -> EventSchema:
+        """Read a schema file: TOML, or Python that defines ``schema`` (an EventSchema).
+
+        A Python schema file is *run*: use files you trust.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise SchemaError(f"no schema file at {path}; pass --schema FILE.toml or FILE.py")
+        if path.suffix != ".py":
+            return cls.from_toml(path.read_text(), arrow)
+        scope: dict[str, Any] = {}
+        exec(compile(path.read_text(), str(path), "exec"), scope)
+        schema = scope.get("schema")
+        if not isinstance(schema, cls):
+            raise SchemaError(f"{path} defines no `schema` of type EventSchema; add: schema = EventSchema(...)")
+        return schema
+
+    def with_user_kind(self, kind: UserKind) -> EventSchema:
+        """The same schema for ids of another kind."""
+        return replace(self, user_kind=kind)
+
+
+def _require(data: Mapping[str, Any], key: str) -> None:
+    if not isinstance(data.get(key), str):
+        raise SchemaError(f"schema lacks {key!r}; add a line: {key} = \"COLUMN\"")
+
+
+def _column_from_toml(group: str, name: str, spec: object, next_id: int) -> ColumnSpec:
+    if not isinstance(spec, dict) or "trait" not in spec or "dtype" not in spec:
+        raise SchemaError(f'column {name!r}: write {name} = {{ trait = "id", dtype = "int64" }}')
+    extra = set(spec) - {"trait", "dtype", "nullable", "id"}
+    if extra:
+        raise SchemaError(f"column {name!r} has an unknown key {sorted(extra)[0]!r}; known: trait, dtype, nullable, id")
+    try:
+        trait = Trait(spec["trait"])
+    except ValueError:
+        raise SchemaError(f"column {name!r}: unknown trait {spec['trait']!r}; known: {', '.join(t.value for t in Trait)}") from None
+    return ColumnSpec(int(spec.get("id", next_id)), name, trait, spec["dtype"], group, bool(spec.get("nullable", False)))
+
+
+def _guess(field: pa.Field) -> tuple[DType, Trait]:
+    import pyarrow.types as t
+
+    kind = field.type.value_type if t.is_dictionary(field.type) else field.type
+    if t.is_string(kind) or t.is_large_string(kind):
+        return "string", Trait.CATEGORICAL
+    if t.is_binary(kind) or t.is_large_binary(kind):
+        return "binary", Trait.TEXT
+    if t.is_timestamp(kind):
+        return "int64", Trait.TIMESTAMP
+    if t.is_boolean(kind):
+        return "int8", Trait.CATEGORICAL
+    name = {"float": "float32", "double": "float64", "uint8": "int16", "uint16": "int32", "uint32": "int64"}.get(str(kind), str(kind))
+    if name in DTYPES:
+        return name, Trait.NUMERIC if name.startswith("float") else Trait.ID
+    raise SchemaError(f"column {field.name!r} has type {field.type}, which has no counterpart; cast it to one of {', '.join(DTYPES)} or leave it out")
+
+
+def _bind(
+    columns: tuple[ColumnSpec, ...],
+    arrow: pa.Schema,
+    *,
+    user: str,
+    time: str,
+    event_id: str | None,
+    supersedes: str | None,
+    arrival_time: str | None,
+) -> EventSchema:
+    import pyarrow.types as t
+
+    needed = [user, time, *(n for n in (event_id, supersedes, arrival_time) if n), *(c.name for c in columns)]
+    for name in needed:
+        if name not in arrow.names:
+            raise SchemaError(f"input has no column {name!r}; it has {', '.join(arrow.names)}")
+
+    def is_text(name: str) -> bool:
+        kind = arrow.field(name).type
+        kind = kind.value_type if t.is_dictionary(kind) else kind
+        return bool(t.is_string(kind) or t.is_large_string(kind))
+
+    return EventSchema(
+        columns=columns,
+        user_kind="string" if is_text(user) else "int64",
+        user_column=user,
+        time_column=time,
+        event_id_column=event_id,
+        event_id_dtype=None if event_id is None else "string" if is_text(event_id) else "int64",
+        supersedes_column=supersedes,
+        arrival_time_column=arrival_time,
+    )
