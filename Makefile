@@ -1,0 +1,56 @@
+# Every target works alone, first, in a fresh clone. `make demo` and `make test` install what they need into .venv once;
+# they install again only when pyproject.toml changes. Another interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUT ?= demo-out
+BENCH ?= reconstruct --quick
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint clean
+
+help:
+	@echo "make demo    run the main job on a year of real shopping data; the report is $(OUT)/report.html"
+	@echo "make test    lint, types, import contracts, sizes and all tests"
+	@echo "make bench   one benchmark case (BENCH='CASE [--quick]')"
+	@echo "make lint    everything of 'make test' but the tests"
+	@echo "make clean   remove $(VENV), caches and $(OUT)"
+
+# The stamp, not .venv itself, says that the environment is whole: an interrupted run starts over.
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "thinrow needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)." \
+	       "Install one and run: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); \
+	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.installed-demo: pyproject.toml | $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	@touch $@
+
+# [dev] holds [demo], so this stamp sets that one too.
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(VENV)/.installed-demo $@
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/thinrow demo --out $(OUT)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_sizes.py
+
+test: lint
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m bench $(BENCH) --json -
+
+clean:
+	rm -rf $(VENV) $(OUT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
