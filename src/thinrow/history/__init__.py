@@ -1,0 +1,1 @@
+"""Histories: the mutable recent tier, the immutable archive, and the version protocol that joins them."""
