@@ -1,0 +1,121 @@
+"""Feature kernels in NumPy: the oracle that other backends must equal bit for bit.
+
+The hash is named ``thinrow_mix64_v1``: 64 bits from chained ``mix64`` (the finaliser of splitmix64), each kind of value
+from a start of its own, so that 5, "5" and the tuple (5,) differ. All arithmetic is modulo 2^64::
+
+    integer v     mix64(start(INT) ^ v)                       v sign-extended to 64 bits
+    bytes b       h = start(BYTES); h = mix64(h ^ w) for each 8-byte little-endian word w of b, the last one
+                  padded with zeros; then mix64(h ^ len(b))   strings are hashed by their UTF-8 bytes
+    tuple t       h = start(TUPLE); h = mix64(h ^ e) for the hash e of each element
+    start(KIND)   mix64(seed + KIND)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+U64Array = npt.NDArray[np.uint64]
+I64Array = npt.NDArray[np.int64]
+
+INT, BYTES, TUPLE = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7
+DAY_MS = 86_400_000
+
+
+def mix64(z: U64Array) -> U64Array:
+    """The splitmix64 finaliser, a bijection of 64-bit words: (n,) uint64 -> (n,) uint64."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _start(seed: int, kind: int) -> U64Array:
+    return mix64(np.array([(seed + kind) & 0xFFFFFFFFFFFFFFFF], np.uint64))
+
+
+def hash_ints(values: I64Array, seed: int) -> I64Array:
+    """(n,) int64 hash of each integer (the 64 bits, read as signed). ``seed`` is in [0, 2^63)."""
+    return mix64(_start(seed, INT) ^ values.view(np.uint64)).view(np.int64)
+
+
+def hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: int) -> I64Array:
+    """(n,) int64 hash of each byte string ``data[offsets[i]:offsets[i + 1]]``."""
+    out = np.empty(len(offsets) - 1, np.int64)
+    start = _start(seed, BYTES)
+    for i in range(len(out)):
+        raw = data[offsets[i] : offsets[i + 1]].tobytes()
+        h = start
+        for word in np.frombuffer(raw.ljust(-(-len(raw) // 8) * 8, b"\0"), "<u8"):
+            h = mix64(h ^ word)
+        out[i] = mix64(h ^ np.uint64(len(raw))).view(np.int64)[0]
+    return out
+
+
+def hash_tuples(elements: npt.NDArray[np.int64], seed: int) -> I64Array:
+    """(n,) int64 hash of n tuples; ``elements`` is (k, n), the hashes of their elements."""
+    h = np.repeat(_start(seed, TUPLE), elements.shape[1])
+    for row in elements:
+        h = mix64(h ^ row.view(np.uint64))
+    return h.view(np.int64)
+
+
+def mod_unsigned(values: I64Array, divisor: int) -> I64Array:
+    """(n,) int64 remainders in [0, divisor) of the values read as *unsigned* 64-bit words; 1 <= divisor < 2^63."""
+    return (values.view(np.uint64) % np.uint64(divisor)).astype(np.int64)
+
+
+def bucketize_ints(values: I64Array, boundaries: I64Array) -> npt.NDArray[np.int32]:
+    """(n,) int32 number of ascending ``boundaries`` that are <= each value."""
+    return np.searchsorted(boundaries, values, side="right").astype(np.int32)
+
+
+def bucketize_floats(values: npt.NDArray[np.float64], boundaries: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
+    """(n,) int32 number of ascending ``boundaries`` that are <= each value; NaN counts as above them all."""
+    return np.searchsorted(boundaries, values, side="right").astype(np.int32)
+
+
+def history_candidate_cross(
+    start: I64Array,
+    stop: I64Array,
+    bound: I64Array,
+    exact: npt.NDArray[np.bool_],
+    arrival: I64Array,
+    hidden_from: I64Array,
+    event_ts: I64Array,
+    keys: I64Array,
+    keys_valid: npt.NDArray[np.bool_],
+    request_ts: I64Array,
+    offsets: I64Array,
+    wanted: I64Array,
+    wanted_valid: npt.NDArray[np.bool_],
+    count: npt.NDArray[np.int32],
+    days: npt.NDArray[np.int32],
+) -> None:
+    """For each candidate of each example: how many visible events have its key, and whole days since the newest.
+
+    Args:
+        start, stop: (X,) window of each example in the events, half-open.
+        bound: (X,) highest visible arrival (inclusive).
+        exact: (X,) whether the whole window is visible.
+        arrival, hidden_from, event_ts, keys: (E,) of the events.
+        keys_valid: (E,), or (0,) where no key is null.
+        request_ts: (X,) ms.
+        offsets: (X + 1,) candidates of each example.
+        wanted: (C,) key of each candidate.
+        wanted_valid: (C,), or (0,) where none is null.
+        count: (C,) out.
+        days: (C,) out, -1 where there is no such event; (0,) to leave it out.
+    """
+    for x in range(len(start)):
+        window = slice(start[x], stop[x])
+        seen = np.ones(stop[x] - start[x], np.bool_)
+        if not exact[x]:
+            seen = (arrival[window] <= bound[x]) & (hidden_from[window] > bound[x])
+        if len(keys_valid):
+            seen &= keys_valid[window]
+        held, times = keys[window][seen], event_ts[window][seen]
+        for c in range(offsets[x], offsets[x + 1]):
+            hit = (held == wanted[c]) & bool(not len(wanted_valid) or wanted_valid[c])
+            count[c] = hit.sum()
+            if len(days):
+                days[c] = (request_ts[x] - times[hit].max()) // DAY_MS if hit.any() else -1
