@@ -1,0 +1,153 @@
+"""What the training table looks like to Iceberg: catalog, schema, properties, and what its metadata names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import (
+    BinaryType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+)
+
+from thinrow.core.errors import CorruptionError, NewerFormatError, ObjectNotFound, SchemaError, StoreError
+from thinrow.examples.datafiles import StoredFile, local_path
+from thinrow.examples.layout import StoredField
+
+FORMAT = 1
+NAMESPACE = "thinrow"
+#: Stored order of a clustered bucket.
+SORT_COLUMNS = ("user_id", "request_ts", "request_id")
+#: Key of a snapshot's summary that holds what the outcome join has done up to that snapshot.
+JOIN_STATE = "thinrow.join"
+#: The state of a table to which nothing was joined; written, so that its absence tells another engine's snapshot.
+NO_STATE = "{}"
+
+_ICEBERG_TYPES: dict[str, PrimitiveType] = {
+    "int8": IntegerType(),
+    "int16": IntegerType(),
+    "int32": IntegerType(),
+    "int64": LongType(),
+    "float32": FloatType(),
+    "float64": DoubleType(),
+    "string": StringType(),
+    "binary": BinaryType(),
+}
+TABLE_PROPERTIES = {
+    "write.parquet.compression-codec": "zstd",
+    "write.parquet.compression-level": "3",
+    "write.metadata.metrics.default": "none",
+    **{f"write.metadata.metrics.column.{c}": "full" for c in SORT_COLUMNS},
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "3",
+    # A conflicting commit must fail: pyiceberg's retry would append what another joiner has just appended.
+    "commit.retry.num-retries": "0",
+}
+
+
+def open_catalog(root: Path) -> SqlCatalog:
+    return SqlCatalog(
+        "thinrow",
+        uri=f"sqlite:///{root / 'catalog.db'}",
+        warehouse=(root / "warehouse").as_uri(),
+        **{"py-io-impl": "thinrow.examples.datafiles.SyncedFileIO"},
+    )
+
+
+def iceberg_schema(fields: Sequence[StoredField]) -> Schema:
+    result, next_id = [], len(fields) + 1
+    for number, f in enumerate(fields, 1):
+        kind: PrimitiveType | ListType = _ICEBERG_TYPES[f.dtype]
+        if f.jagged:
+            kind = ListType(element_id=next_id, element_type=_ICEBERG_TYPES[f.dtype], element_required=not f.nullable)
+            next_id += 1
+        result.append(NestedField(number, f.name, kind, required=f.jagged or not f.nullable))
+    return Schema(*result)
+
+
+def check_format(properties: Mapping[str, str], path: Path, name: str) -> None:
+    text = properties.get("thinrow.format", "")
+    if not text.isdigit():
+        raise SchemaError(f"table {name!r} in {path} has thinrow.format={text!r}; it was not written by thinrow")
+    if int(text) > FORMAT:
+        raise NewerFormatError(
+            f"table {name!r} in {path} has format {text}, this thinrow reads up to {FORMAT}; update it"
+        )
+
+
+def buckets_of(table: Table) -> int:
+    fields = table.spec().fields
+    if len(fields) != 1 or not isinstance(fields[0].transform, BucketTransform):
+        raise SchemaError(f"table {table.name()} is partitioned by {table.spec()}; bucket[N](user_id) is needed")
+    return fields[0].transform.num_buckets
+
+
+def state_chain(table: Table) -> tuple[list[int], str | None]:
+    """Snapshots from the newest back to the one that holds the join's state, and that state (None: no join ever).
+
+    Snapshots of other engines lack it, so it is looked for in ancestors.
+
+    Raises:
+        StoreError: an ancestor that may have held the state was expired.
+    """
+    chain: list[int] = []
+    snapshot = table.current_snapshot()
+    while snapshot is not None:
+        chain.append(snapshot.snapshot_id)
+        summary: Any = snapshot.summary
+        state = None if summary is None else summary.additional_properties.get(JOIN_STATE)
+        if state is not None or snapshot.parent_snapshot_id is None:
+            return chain, state
+        parent = table.snapshot_by_id(snapshot.parent_snapshot_id)
+        if parent is None:
+            raise StoreError(
+                f"snapshot {snapshot.parent_snapshot_id} of table {table.name()} was expired, and with it perhaps what "
+                f"the outcome join had done; roll back to a snapshot whose summary has {JOIN_STATE!r}"
+            )
+        snapshot = parent
+    return chain, None
+
+
+def carried_state(table: Table) -> dict[str, str]:
+    """The summary entry that passes the join's state on to the next snapshot. Raises as ``state_chain``."""
+    return {JOIN_STATE: state_chain(table)[1] or NO_STATE}
+
+
+def list_files(table: Table, snapshot: Snapshot) -> tuple[StoredFile, ...]:
+    found = []
+    try:
+        for manifest in snapshot.manifests(table.io):
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                f = entry.data_file
+                is_sorted = f.sort_order_id == table.sort_order().order_id
+                file = StoredFile(int(f.partition[0]), f.file_path, f.record_count, f.file_size_in_bytes, is_sorted, f)
+                found.append((file.bucket, entry.sequence_number or 0, file.path, file))
+    except FileNotFoundError as e:
+        raise ObjectNotFound(f"a manifest of snapshot {snapshot.snapshot_id} is missing: {e}; restore it") from e
+    except (OSError, ValueError, EOFError, AssertionError, KeyError, IndexError, TypeError) as e:
+        raise CorruptionError(f"unreadable manifest: {e}", file=str(snapshot.manifest_list)) from e
+    return tuple(f for *_, f in sorted(found, key=lambda entry: entry[:3]))
+
+
+def files_named(table: Table) -> set[str]:
+    """Paths of every file that the metadata of the table names, all its snapshots and its log included."""
+    named = {table.metadata_location, *(m.metadata_file for m in table.metadata.metadata_log)}
+    for snapshot in table.metadata.snapshots:
+        named.add(snapshot.manifest_list)
+        for manifest in snapshot.manifests(table.io):
+            named.add(manifest.manifest_path)
+            named |= {e.data_file.file_path for e in manifest.fetch_manifest_entry(table.io, discard_deleted=True)}
+    return {local_path(n) for n in named}

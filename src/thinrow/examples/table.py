@@ -1,0 +1,469 @@
+"""The training table: Iceberg, partitioned by ``bucket[N](user_id)``, each bucket sorted by user and request time.
+
+Worked example: two appends, then ``cluster``, with N = 2 (rows as ``user@request_ts``)::
+
+    append  bucket 0: [4@10 8@12]   bucket 1: [3@11]
+    append  bucket 0: [4@20]        bucket 1: [3@19 7@15]
+    scan    bucket 0: 4@10 8@12 4@20
+    cluster bucket 0: [4@10 4@20 8@12]   bucket 1: [3@11 3@19 7@15]      one file a bucket, one commit
+
+``N`` is the archive's, and the hash is Iceberg's own, so a bucket of examples needs one bucket of the archive.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.sorting import SortField, SortOrder
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from sqlalchemy.exc import OperationalError
+
+from thinrow.core.errors import (
+    CommitConflict,
+    InputError,
+    ObjectNotFound,
+    SchemaError,
+    StoreError,
+    StoreExists,
+    StoreNotFound,
+)
+from thinrow.core.users import bucket_of
+from thinrow.examples.datafiles import StoredFile, local_path, read_rows, write_data_file
+from thinrow.examples.iceberg import (
+    FORMAT,
+    JOIN_STATE,
+    NAMESPACE,
+    NO_STATE,
+    SORT_COLUMNS,
+    TABLE_PROPERTIES,
+    buckets_of,
+    carried_state,
+    check_format,
+    files_named,
+    iceberg_schema,
+    list_files,
+    open_catalog,
+    state_chain,
+)
+from thinrow.examples.layout import arrow_schema, example_fields, load_users
+from thinrow.examples.records import ExampleBatch
+from thinrow.schema.event_schema import EventSchema
+from thinrow.schema.example_schema import ExampleSchema
+
+#: Age at which a file that no snapshot ever named is taken for one left by a killed writer.
+ORPHAN_AGE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Files removed from disk, and their bytes."""
+
+    files: int
+    bytes: int
+
+
+class ExampleTable:
+    """A table of examples in an Iceberg catalog (SQLite) and warehouse (a local directory).
+
+    Safe to read from several threads. Writers in several processes exclude each other at the commit: the loser gets
+    CommitConflict, has changed nothing, and may run again.
+
+    Attributes:
+        path: the directory of catalog and warehouse.
+        name: the table's name in the catalog, namespace ``thinrow``.
+        event_schema: of the inline events.
+        example_schema: of context, candidates and labels.
+        n_buckets: N of the partition transform ``bucket[N](user_id)``.
+    """
+
+    def __init__(self, path: Path, name: str, catalog: SqlCatalog, table: Table) -> None:
+        self.path, self.name = path, name
+        self._catalog, self._table = catalog, table
+        self._lock = threading.Lock()
+        self._files: dict[int | None, tuple[StoredFile, ...]] = {}
+        properties = table.metadata.properties
+        check_format(properties, path, name)
+        try:
+            self.event_schema = EventSchema.from_dict(json.loads(properties["thinrow.event_schema"]))
+            self.example_schema = ExampleSchema.from_dict(json.loads(properties["thinrow.example_schema"]))
+        except (KeyError, ValueError) as e:
+            raise SchemaError(f"table {name!r} in {path} has no readable thinrow schemas: {e}; it is not ours") from e
+        self.n_buckets = buckets_of(table)
+        self._fields = example_fields(self.event_schema, self.example_schema)
+        self._schema = arrow_schema(self._fields)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        name: str = "examples",
+        *,
+        event_schema: EventSchema,
+        example_schema: ExampleSchema,
+        n_buckets: int = 16,
+    ) -> ExampleTable:
+        """Create an empty table, and its directory where that is absent.
+
+        Args:
+            path: a directory for ``catalog.db`` and ``warehouse/``; cannot be moved, Iceberg keeps absolute paths.
+            n_buckets: the archive's number of buckets, 1 or more.
+
+        Raises:
+            StoreExists: the catalog has a table of this name.
+            InputError: ``n_buckets`` is below 1.
+        """
+        if n_buckets < 1:
+            raise InputError(f"n_buckets={n_buckets}; it must be 1 or more, the archive's own number")
+        root = Path(path).absolute()
+        root.mkdir(parents=True, exist_ok=True)
+        catalog = open_catalog(root)
+        schema = iceberg_schema(example_fields(event_schema, example_schema))
+        source = {c: schema.find_field(c).field_id for c in SORT_COLUMNS}
+        spec = PartitionSpec(PartitionField(source["user_id"], 1000, BucketTransform(n_buckets), "user_id_bucket"))
+        order = SortOrder(
+            *(SortField(source_id=source[c], transform=IdentityTransform()) for c in SORT_COLUMNS), order_id=1
+        )
+        properties = {
+            **TABLE_PROPERTIES,
+            "thinrow.format": str(FORMAT),
+            "thinrow.event_schema": event_schema.to_json(),
+            "thinrow.example_schema": json.dumps(example_schema.to_dict()),
+        }
+        catalog.create_namespace_if_not_exists(NAMESPACE)
+        try:
+            table = catalog.create_table(
+                (NAMESPACE, name), schema, partition_spec=spec, sort_order=order, properties=properties
+            )
+        except TableAlreadyExistsError as e:
+            raise StoreExists(f"table {name!r} is in {root} already; open it, or choose another name") from e
+        return cls(root, name, catalog, table)
+
+    @classmethod
+    def open(cls, path: str | Path, name: str = "examples", *, n_buckets: int | None = None) -> ExampleTable:
+        """Open a table; ``n_buckets``, where given, must be the table's (pass the archive's).
+
+        Raises:
+            StoreNotFound: there is no such table at the path.
+            NewerFormatError: a newer thinrow wrote it.
+            SchemaError: its N is another, or it was not written by thinrow.
+        """
+        root = Path(path).absolute()
+        if not (root / "catalog.db").is_file():
+            raise StoreNotFound(f"no example table at {root} (no catalog.db); create one with ExampleTable.create")
+        catalog = open_catalog(root)
+        try:
+            table = catalog.load_table((NAMESPACE, name))
+        except (NoSuchTableError, NoSuchNamespaceError) as e:
+            raise StoreNotFound(f"no table {name!r} in {root}; create it with ExampleTable.create") from e
+        except FileNotFoundError as e:
+            raise ObjectNotFound(f"the metadata of table {name!r} in {root} is missing: {e}; restore it") from e
+        opened = cls(root, name, catalog, table)
+        if n_buckets is not None:
+            opened.check_buckets(n_buckets)
+        return opened
+
+    def close(self) -> None:
+        """Close the catalog's connections."""
+        self._catalog.close()
+
+    def __enter__(self) -> ExampleTable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check_buckets(self, n_buckets: int) -> None:
+        """Raises SchemaError unless the table's N is ``n_buckets``, which co-partitioning with an archive needs."""
+        if n_buckets != self.n_buckets:
+            raise SchemaError(
+                f"table {self.name!r} has bucket[{self.n_buckets}](user_id), the archive {n_buckets} buckets; "
+                f"create the table with n_buckets={n_buckets}"
+            )
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The Arrow schema of stored rows."""
+        return self._schema
+
+    @property
+    def snapshot_id(self) -> int | None:
+        """The newest committed snapshot (of any writer); None while the table is empty and never joined."""
+        snapshot = self._refreshed().current_snapshot()
+        return None if snapshot is None else snapshot.snapshot_id
+
+    def append(self, examples: ExampleBatch | pa.Table, *, join_state: str | None = None) -> int:
+        """Append rows, sorted within each bucket, in one commit; durable when it returns.
+
+        Args:
+            join_state: what the outcome join has done, committed with the rows; None keeps the last one.
+
+        Returns:
+            The new snapshot's id.
+
+        Raises:
+            InputError, SchemaError: rows that do not fit the table; nothing was appended.
+            CommitConflict: another writer committed first; nothing was appended.
+        """
+        return self._append(self._refreshed(), examples, join_state)
+
+    def append_after(self, snapshot_id: int | None, examples: ExampleBatch | pa.Table, join_state: str) -> int:
+        """``append`` that fails with CommitConflict unless ``snapshot_id`` is still the newest snapshot."""
+        table = self._refreshed()
+        current = table.current_snapshot()
+        if (None if current is None else current.snapshot_id) != snapshot_id:
+            raise CommitConflict(
+                f"table {self.name!r} moved on from snapshot {snapshot_id}; read its state and run again"
+            )
+        return self._append(table, examples, join_state)
+
+    def cluster(self) -> int | None:
+        """Rewrite each bucket that is not one sorted file as one, all in one commit; a second call changes nothing.
+
+        Memory: one bucket at a time. Returns the newest snapshot's id.
+
+        Raises:
+            CommitConflict: another writer committed first; nothing was changed.
+        """
+        table = self._refreshed()
+        current = table.current_snapshot()
+        if current is None:
+            return None
+        by_bucket = self._by_bucket(self._files_of(table, current.snapshot_id))
+        todo = {b: files for b, files in by_bucket.items() if len(files) > 1 or not files[0].sorted}
+        if not todo:
+            return current.snapshot_id
+        properties = carried_state(table)
+        with self._committing(table) as tx, tx.update_snapshot(snapshot_properties=properties).overwrite() as update:
+            for bucket, files in todo.items():
+                for file in files:
+                    update.delete_data_file(file.record)
+                update.append_data_file(self._write(table, bucket, self._read(files)))
+        return self._committed(table)
+
+    def buckets(self, snapshot_id: int | None = None) -> dict[int, int]:
+        """Rows of each bucket that has any, ascending; of the newest snapshot unless one is named."""
+        by_bucket = self._by_bucket(self.data_files(snapshot_id))
+        return {b: sum(f.rows for f in files) for b, files in by_bucket.items()}
+
+    def rows(self, snapshot_id: int | None = None) -> int:
+        """Rows of a snapshot (None: the newest)."""
+        return sum(f.rows for f in self.data_files(snapshot_id))
+
+    def bytes(self, snapshot_id: int | None = None) -> int:
+        """Bytes of the data files of a snapshot (None: the newest)."""
+        return sum(f.bytes for f in self.data_files(snapshot_id))
+
+    def data_files(self, snapshot_id: int | None = None) -> tuple[StoredFile, ...]:
+        """The data files of a snapshot (None: the newest) by bucket, each bucket's in the order they are scanned.
+
+        Raises:
+            StoreNotFound: the snapshot is not, or no longer, in the table.
+        """
+        table = self._table if snapshot_id is not None and snapshot_id in self._files else self._refreshed()
+        return self._files_of(table, snapshot_id)
+
+    def scan_bucket(
+        self,
+        bucket: int,
+        snapshot_id: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> pa.Table:
+        """Rows ``[start, stop)`` of a bucket in stored order; after ``cluster`` that is ``SORT_COLUMNS`` order.
+
+        Args:
+            columns: names of stored columns, in the order wanted; None for all.
+            stop: exclusive; None for the end. Reads whole row groups of 4,096 rows.
+
+        Raises:
+            InputError: the bucket is not in ``[0, n_buckets)``.
+            CorruptionError: a data file is not what was written.
+            ObjectNotFound: a data file is missing.
+        """
+        if not 0 <= bucket < self.n_buckets:
+            raise InputError(f"bucket {bucket} is not in [0, {self.n_buckets}); see ExampleTable.buckets()")
+        files = self._by_bucket(self.data_files(snapshot_id)).get(bucket, [])
+        return self._read(files, columns, start, stop)
+
+    def read_bucket(
+        self, bucket: int, snapshot_id: int | None = None, *, start: int = 0, stop: int | None = None
+    ) -> ExampleBatch:
+        """``scan_bucket`` as records. Raises as it does."""
+        table = self.scan_bucket(bucket, snapshot_id, start=start, stop=stop)
+        return ExampleBatch.from_arrow(table, self.event_schema, self.example_schema)
+
+    def join_state(self) -> tuple[int | None, str | None]:
+        """The newest snapshot's id, and what the outcome join had done by then (None: nothing yet).
+
+        Raises:
+            StoreError: the snapshot that held the state was expired by another engine.
+        """
+        table = self._refreshed()
+        current = table.current_snapshot()
+        state = carried_state(table)[JOIN_STATE]
+        return (None if current is None else current.snapshot_id), (None if state == NO_STATE else state)
+
+    def remove_unreferenced(self, keep: Sequence[int] = (), orphan_age_s: float = ORPHAN_AGE_S) -> Removed:
+        """Expire every snapshot but the newest, tagged ones and ``keep``, and delete the files that only they needed.
+
+        Files that no snapshot ever named are left by killed writers or belong to writers at work; they are deleted
+        when older than ``orphan_age_s`` seconds. Pass the snapshots that running readers have pinned in ``keep``.
+        """
+        table = self._refreshed()
+        before = files_named(table)
+        # Without the snapshots back to the one that holds the join's state, the next join would not find it.
+        spared = {r.snapshot_id for r in table.metadata.refs.values()} | set(keep) | set(state_chain(table)[0])
+        expired = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id not in spared]
+        if expired:
+            with self._mapped_errors():
+                table.maintenance.expire_snapshots().by_ids(expired).commit()
+            table = self._refreshed()
+            with self._lock:
+                self._files = {s: f for s, f in self._files.items() if s not in expired}
+        live = files_named(table)
+        oldest = time.time() - orphan_age_s
+        removed = []
+        for file in sorted(Path(local_path(table.metadata.location)).rglob("*")):
+            dead = str(file) in before or (file.is_file() and file.stat().st_mtime < oldest)
+            if file.is_file() and str(file) not in live and dead:
+                removed.append(file.stat().st_size)
+                file.unlink()
+        return Removed(len(removed), sum(removed))
+
+    def _append(self, table: Table, examples: ExampleBatch | pa.Table, join_state: str | None) -> int:
+        if isinstance(examples, ExampleBatch):
+            examples = examples.to_arrow(self.event_schema, self.example_schema)
+        rows = self._conformed(examples)
+        properties = carried_state(table) if join_state is None else {JOIN_STATE: join_state}
+        with self._committing(table) as tx, tx.update_snapshot(snapshot_properties=properties).fast_append() as update:
+            for bucket, part in self._partitioned(rows):
+                update.append_data_file(self._write(table, bucket, part))
+        return self._committed(table)
+
+    def _conformed(self, rows: pa.Table) -> pa.Table:
+        missing = [n for n in self._schema.names if n not in rows.column_names]
+        extra = [n for n in rows.column_names if n not in self._schema.names]
+        if missing or extra:
+            what = f"lack column {missing[0]!r}" if missing else f"have an unknown column {extra[0]!r}"
+            raise SchemaError(f"rows {what}; table {self.name!r} has {', '.join(self._schema.names)}")
+        try:
+            rows = rows.select(self._schema.names).cast(self._schema)
+            rows.validate()
+        except (pa.ArrowException, ValueError) as e:
+            raise SchemaError(f"rows do not fit table {self.name!r}: {e}; build them with ExampleBatch.to_arrow") from e
+        for field in self._schema:
+            if not field.nullable and rows[field.name].null_count:
+                raise InputError(f"column {field.name!r} has {rows[field.name].null_count} nulls; it may have none")
+        return rows
+
+    def _partitioned(self, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+        users = load_users(rows["user_id"], self.event_schema.user_kind)
+        bucket = bucket_of(users, self.n_buckets) if len(users) else np.empty(0, np.int64)
+        order = np.argsort(bucket, kind="stable")
+        present, first = np.unique(bucket[order], return_index=True)
+        for b, index in zip(present.tolist(), np.split(order, first[1:]), strict=True):
+            yield b, rows.take(pa.array(index))
+
+    def _write(self, table: Table, bucket: int, rows: pa.Table) -> DataFile:
+        keys = rows.select(SORT_COLUMNS)
+        order = pc.sort_indices(keys, sort_keys=[(c, "ascending") for c in SORT_COLUMNS])
+        schema = table.schema().as_arrow()
+        return write_data_file(rows.take(order).cast(schema), table.metadata, bucket, table.sort_order().order_id)
+
+    def _read(
+        self, files: Sequence[StoredFile], columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+    ) -> pa.Table:
+        parts, row = [], 0
+        for file in files:
+            low, high = max(start - row, 0), file.rows if stop is None else min(stop - row, file.rows)
+            if low < high:
+                parts.append(read_rows(file, self._schema, columns, low, high))
+            row += file.rows
+        names = self._schema.names if columns is None else list(columns)
+        schema = pa.schema([self._schema.field(n) for n in names])
+        return pa.concat_tables([_complete(p, schema) for p in parts]) if parts else schema.empty_table()
+
+    @staticmethod
+    def _by_bucket(files: Sequence[StoredFile]) -> dict[int, list[StoredFile]]:
+        found: dict[int, list[StoredFile]] = {}
+        for file in files:
+            found.setdefault(file.bucket, []).append(file)
+        return found
+
+    def _files_of(self, table: Table, snapshot_id: int | None) -> tuple[StoredFile, ...]:
+        snapshot = table.current_snapshot() if snapshot_id is None else table.snapshot_by_id(snapshot_id)
+        if snapshot is None:
+            if snapshot_id is None:
+                return ()
+            raise StoreNotFound(f"table {self.name!r} has no snapshot {snapshot_id}; it was expired, or never was")
+        with self._lock:
+            known = self._files.get(snapshot.snapshot_id)
+        if known is None:
+            known = list_files(table, snapshot)
+            with self._lock:
+                self._files[snapshot.snapshot_id] = known
+        return known
+
+    def _refreshed(self) -> Table:
+        with self._lock:
+            try:
+                self._table = self._catalog.load_table((NAMESPACE, self.name))
+            except OperationalError as e:
+                raise StoreError(f"the catalog of {self.path} is busy: {e.orig}; try again") from e
+            return self._table
+
+    @contextmanager
+    def _committing(self, table: Table) -> Iterator[Transaction]:
+        with self._mapped_errors(), table.transaction() as tx:
+            yield tx
+
+    @contextmanager
+    def _mapped_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (CommitFailedException, ValidationException) as e:
+            raise CommitConflict(f"another writer committed to table {self.name!r} first ({e}); run again") from e
+        except OperationalError as e:
+            raise CommitConflict(f"another writer holds the catalog of {self.path} ({e.orig}); run again") from e
+
+    def _committed(self, table: Table) -> int:
+        current = table.current_snapshot()
+        assert current is not None
+        with self._lock:
+            self._table = table
+        return current.snapshot_id
+
+
+def _complete(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Columns in the order of ``schema``; those that the file lacks (added later) as lists of nulls."""
+    arrays = []
+    for field in schema:
+        if field.name in rows.column_names:
+            arrays.append(rows[field.name].cast(field.type))
+        else:
+            shape = rows["recent_event_ts"].combine_chunks()
+            values = pa.nulls(len(shape.flatten()), field.type.value_type)
+            arrays.append(pa.LargeListArray.from_arrays(shape.offsets, values, type=field.type))
+    return pa.table(arrays, schema=schema)
