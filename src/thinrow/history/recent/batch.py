@@ -1,0 +1,221 @@
+"""Checks of what a caller appends, before anything is locked or written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from thinrow.core.errors import DuplicateEventError, InputError, SchemaError
+from thinrow.core.units import NEVER
+from thinrow.core.users import UserKind, Users, as_users
+from thinrow.history.recent.keys import Grouped, group_by_user, id_keys
+from thinrow.jagged import Column
+from thinrow.schema import EventSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """n checked rows, sorted by user (stably); ``position`` below counts sorted rows.
+
+    Attributes:
+        grouped: users and how input rows map to positions.
+        event_ts: (n,) int64 ms.
+        columns: name -> (n,) Column, in schema order.
+        event_ids: (n,) ids, or None where no row has one.
+        id_rows: positions of rows with an id; ``id_keys`` are their keys in ``ids``, all distinct.
+        supersedes: (n,) ids, or None where no row corrects another.
+        correction_rows: positions of the corrections.
+        target_keys: the key in ``ids`` of each correction's target.
+    """
+
+    grouped: Grouped
+    event_ts: npt.NDArray[np.int64]
+    columns: dict[str, Column]
+    event_ids: Column | None
+    id_rows: npt.NDArray[np.intp]
+    id_keys: list[bytes]
+    supersedes: Column | None
+    correction_rows: npt.NDArray[np.intp]
+    target_keys: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.event_ts)
+
+    def input_row(self, position: int) -> int:
+        """The caller's row number of a position."""
+        return position if self.grouped.order is None else int(self.grouped.order[position])
+
+    def user_of_rows(self) -> npt.NDArray[np.int64]:
+        """(n,) index into ``grouped.users``."""
+        return np.repeat(np.arange(len(self.grouped.users)), np.diff(self.grouped.offsets))
+
+
+def check_batch(
+    schema: EventSchema,
+    users: Users,
+    event_ts: npt.NDArray[np.int64] | Column,
+    columns: dict[str, Column],
+    event_ids: Column | None,
+    supersedes: Column | None,
+) -> Batch:
+    """Check rows against ``schema`` and sort them by user. Raises as ``RecentTier.append`` says."""
+    n = len(users)
+    grouped = group_by_user(users, schema.user_kind)
+    order = grouped.order
+    checked = _check_columns(schema, columns, n)
+    times = _check_times(event_ts, n)
+    event_ids = _check_ids("event_id", event_ids, schema, n)
+    supersedes = _check_ids("supersedes", supersedes, schema, n)
+    if order is not None:
+        times = times[order]
+        checked = {name: column.take(order) for name, column in checked.items()}
+        event_ids = None if event_ids is None else event_ids.take(order)
+        supersedes = None if supersedes is None else supersedes.take(order)
+    id_rows, keys_of_ids = _keys(event_ids, grouped)
+    correction_rows, target_keys = _keys(supersedes, grouped)
+    if len(set(keys_of_ids)) != len(keys_of_ids):
+        _raise_duplicate(keys_of_ids, id_rows, grouped, event_ids)
+    return Batch(
+        grouped,
+        times,
+        checked,
+        event_ids if len(id_rows) else None,
+        id_rows,
+        keys_of_ids,
+        supersedes if len(correction_rows) else None,
+        correction_rows,
+        target_keys,
+    )
+
+
+def check_bounds(
+    what: str, users: Users, bounds: npt.NDArray[np.int64], kind: UserKind
+) -> tuple[Users, npt.NDArray[np.int64]]:
+    """Users that are distinct, and one arrival number for each.
+
+    Raises:
+        InputError: a user appears twice, the lengths differ, or a bound is not in ``[0, NEVER)``.
+        UserKindError: the ids are not of ``kind``.
+    """
+    ids = as_users(users, kind)
+    values = np.ascontiguousarray(bounds)
+    if values.dtype != np.int64 or len(values) != len(ids):
+        raise InputError(f"{what} is {len(values)} x {values.dtype} for {len(ids)} users; pass one int64 a user")
+    wrong = np.flatnonzero((values < 0) | (values >= NEVER))
+    if len(wrong):
+        raise InputError(f"{what}[{wrong[0]}] is {values[wrong[0]]}; it must be an arrival number in [0, 2^63 - 2]")
+    listed = ids.tolist()
+    if len(set(listed)) != len(listed):
+        listed.sort()
+        twice = next(a for a, b in pairwise(listed) if a == b)
+        raise InputError(f"user {twice!r} is asked for twice; pass each user once")
+    return ids, values
+
+
+def _check_times(event_ts: npt.NDArray[np.int64] | Column, n: int) -> npt.NDArray[np.int64]:
+    column = event_ts if isinstance(event_ts, Column) else Column(np.asarray(event_ts))
+    _check_length("event_ts", column, n)
+    if n and column.values.dtype != np.int64:
+        raise InputError(f"event_ts has dtype {column.values.dtype}; pass int64 milliseconds since the epoch")
+    _refuse_nulls("event_ts", column)
+    negative = np.flatnonzero(column.values < 0)
+    if len(negative):
+        row = int(negative[0])
+        raise InputError(f"row {row}: event_ts is {column.values[row]} ms; times start at 0, the Unix epoch")
+    return column.values.astype(np.int64, copy=False)
+
+
+def _check_columns(schema: EventSchema, columns: dict[str, Column], n: int) -> dict[str, Column]:
+    unknown = columns.keys() - {c.name for c in schema.columns}
+    if unknown:
+        raise SchemaError(f"column {min(unknown)!r} is not in the schema; leave it out or evolve the schema")
+    checked: dict[str, Column] = {}
+    for spec in schema.columns:
+        column = columns.get(spec.name)
+        if column is None:
+            raise SchemaError(
+                f"column {spec.name!r} is missing; the schema has {', '.join(c.name for c in schema.columns)}"
+            )
+        _check_length(spec.name, column, n)
+        if n == 0:
+            continue
+        _check_type(spec.name, column, spec.dtype)
+        if not spec.nullable:
+            _refuse_nulls(spec.name, column)
+        checked[spec.name] = column
+    return checked
+
+
+def _check_ids(what: str, ids: Column | None, schema: EventSchema, n: int) -> Column | None:
+    if ids is None:
+        return None
+    _check_length(what, ids, n)
+    if schema.event_id_dtype is None:
+        raise InputError(f"{what} is given, but the schema has no event ids; name an event_id column in the schema")
+    if n:
+        _check_type(what, ids, schema.event_id_dtype)
+    return ids
+
+
+def _check_length(what: str, column: Column, n: int) -> None:
+    if len(column) != n or (column.valid is not None and len(column.valid) != n):
+        raise InputError(f"{what} has {len(column)} values for {n} users; pass one a row")
+
+
+def _check_type(what: str, column: Column, dtype: str) -> None:
+    text = dtype in ("string", "binary")
+    if (column.dictionary is not None) != text or (not text and column.values.dtype != np.dtype(dtype)):
+        found = "a dictionary" if column.dictionary is not None else str(column.values.dtype)
+        raise SchemaError(
+            f"column {what!r} holds {found}, but the schema says {dtype}; use Column.from_arrow(..., {dtype!r})"
+        )
+    if column.dictionary is None:
+        return
+    if column.dictionary.null_count:
+        raise InputError(f"column {what!r} has a null in its dictionary; mark null rows in Column.valid")
+    codes = column.values if column.valid is None else column.values[column.valid]
+    if len(codes) and (codes.min() < 0 or codes.max() >= len(column.dictionary)):
+        raise InputError(
+            f"column {what!r} has codes {codes.min()} to {codes.max()} for {len(column.dictionary)} strings"
+        )
+    if dtype == "string" and pa.types.is_binary(column.dictionary.type):
+        raise SchemaError(f"column {what!r} holds binary values, but the schema says string; cast it first")
+
+
+def _refuse_nulls(what: str, column: Column) -> None:
+    if column.valid is not None and not column.valid.all():
+        row = int(np.flatnonzero(~column.valid)[0])
+        raise InputError(f"row {row}: {what} is null, which the schema does not allow; fill it or make it nullable")
+
+
+def _keys(ids: Column | None, grouped: Grouped) -> tuple[npt.NDArray[np.intp], list[bytes]]:
+    if ids is None:
+        return np.empty(0, np.intp), []
+    rows = np.arange(len(ids)) if ids.valid is None else np.flatnonzero(ids.valid)
+    lengths = np.diff(np.searchsorted(rows, grouped.offsets))
+    prefixes = [key for key, count in zip(grouped.keys, lengths.tolist(), strict=True) for _ in range(count)]
+    return rows, id_keys(ids, rows, prefixes)
+
+
+def _raise_duplicate(keys: list[bytes], rows: npt.NDArray[np.intp], grouped: Grouped, ids: Column | None) -> None:
+    first: dict[bytes, int] = {}
+    for i, key in enumerate(keys):
+        j = first.setdefault(key, i)
+        if j != i and ids is not None:
+            a, b = int(rows[j]), int(rows[i])
+            user = grouped.users[np.searchsorted(grouped.offsets, b, side="right") - 1]
+            inputs = sorted((a, b) if grouped.order is None else (int(grouped.order[a]), int(grouped.order[b])))
+            raise DuplicateEventError(
+                f"rows {inputs[0]} and {inputs[1]}: event id {id_value(ids, b)!r} of user {user!r} appears twice; "
+                "an id may appear once an input"
+            )
+
+
+def id_value(ids: Column, row: int) -> int | str:
+    """One id as a Python value."""
+    value = int(ids.values[row])
+    return value if ids.dictionary is None else str(ids.dictionary[value].as_py())

@@ -1,0 +1,344 @@
+"""BlockTier: the one implementation of append, read, trim and counters over a small transactional key-value store.
+
+A tier brings transactions (``Reading``, ``Writing``); what is written, in what order and with what checks is here, so
+that memory and LMDB cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol, Self, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.errors import CorruptionError, InputError, SchemaError, UnknownEventError
+from thinrow.core.units import NEVER
+from thinrow.core.users import Users
+from thinrow.history.recent.batch import Batch, check_batch, check_bounds, id_value
+from thinrow.history.recent.keys import arrival_keys, pack_pairs, unpack_pairs, user_keys, users_of_keys
+from thinrow.history.recent.rows import Rows, block_bounds, decode_blocks, encode_blocks, schema_id_of, split_block
+from thinrow.history.recent.tier import AppendResult, RecentRead, Resolve
+from thinrow.jagged import HIDE_DTYPE, Column, Events
+from thinrow.jagged.events import never_hidden
+from thinrow.schema import EventSchema
+
+Pairs: TypeAlias = Literal["users", "ids"]
+T = TypeVar("T")
+
+
+class Reading(Protocol):
+    """One consistent view."""
+
+    def pairs(self, name: Pairs, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Values of those ``keys`` that are there."""
+        ...
+
+    def blocks(self, user_key: bytes, after: int, into_keys: list[bytes], into_values: list[bytes]) -> int:
+        """Add the user's blocks that may hold arrivals above ``after``, in order: at most one that holds none.
+
+        Returns how many were added.
+        """
+        ...
+
+    def blocks_from_start(self, user_key: bytes, through: int) -> list[tuple[bytes, bytes]]:
+        """The user's blocks that begin at ``through`` or before, in order."""
+        ...
+
+    def holders(self) -> list[bytes]:
+        """Keys of the users that have a block, ascending."""
+        ...
+
+
+class Writing(Reading, Protocol):
+    """A view that is written to; all of it holds, or none."""
+
+    def put_pairs(self, name: Pairs, items: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write pairs, replacing older ones."""
+        ...
+
+    def put_blocks(self, items: Iterable[tuple[bytes, bytes]]) -> None:
+        """Add blocks."""
+        ...
+
+    def drop_blocks(self, keys: Sequence[bytes]) -> None:
+        """Remove blocks."""
+        ...
+
+
+class BlockTier(ABC):
+    """A RecentTier over ``Reading`` and ``Writing``."""
+
+    def __init__(self, schema: EventSchema, name: str) -> None:
+        self._schema = schema
+        self._name = name
+
+    @property
+    def schema(self) -> EventSchema:
+        """The schema of the events that ``append`` takes and ``read_since`` gives."""
+        return self._schema
+
+    @abstractmethod
+    def _read(self) -> AbstractContextManager[Reading]:
+        """A consistent view. Raises StoreError after ``close``."""
+
+    @abstractmethod
+    def _write(self, work: Callable[[Writing], T]) -> T:
+        """Run ``work`` in a transaction and commit durably; may run it again from the start."""
+
+    @abstractmethod
+    def _schema_of(self, schema_id: int) -> EventSchema | None:
+        """The stored schema of that id."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def append(
+        self,
+        users: Users,
+        event_ts: npt.NDArray[np.int64] | Column,
+        columns: dict[str, Column],
+        event_ids: Column | None = None,
+        supersedes: Column | None = None,
+        resolve: Resolve | None = None,
+    ) -> AppendResult:
+        """See ``RecentTier.append``."""
+        batch = check_batch(self._schema, users, event_ts, columns, event_ids, supersedes)
+        if len(batch) == 0:
+            with self._read():
+                return AppendResult(np.empty(0, np.int64), np.empty(0, np.bool_))
+        return self._write(lambda txn: self._append(txn, batch, resolve))
+
+    def _append(self, txn: Writing, batch: Batch, resolve: Resolve | None) -> AppendResult:
+        grouped, n = batch.grouped, len(batch)
+        counters, trimmed = self._counters(txn, grouped.keys)
+        known = self._known(txn, batch)
+        new = known == 0
+        fresh = np.concatenate([[0], np.cumsum(new)])
+        before = fresh[grouped.offsets]
+        added = np.diff(before)
+        if (counters > NEVER - 1 - added).any():
+            u = int(np.argmax(counters > NEVER - 1 - added))
+            raise InputError(f"user {grouped.users[u]!r} has counter {counters[u]}; arrival numbers end at {NEVER - 1}")
+        user = batch.user_of_rows()
+        arrivals = np.where(new, counters[user] + fresh[1:] - before[user], known)
+        targets = None
+        if len(batch.correction_rows):
+            targets = self._targets(txn, batch, arrivals, new, user, resolve)
+        self._put(txn, batch, arrivals, new, before, counters, targets)
+        changed = np.flatnonzero(added)
+        values = pack_pairs((counters + added)[changed], trimmed[changed])
+        txn.put_pairs("users", zip([grouped.keys[u] for u in changed.tolist()], values, strict=True))
+        if grouped.order is None:
+            return AppendResult(arrivals, ~new)
+        result = AppendResult(np.empty(n, np.int64), np.empty(n, np.bool_))
+        result.arrivals[grouped.order] = arrivals
+        result.duplicate[grouped.order] = ~new
+        return result
+
+    def _counters(self, txn: Reading, keys: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Counter and trimmed_through of each user, 0 where unknown."""
+        found = txn.pairs("users", keys)
+        counters, trimmed = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+        if found:
+            at = [i for i, key in enumerate(keys) if key in found]
+            counters[at], trimmed[at] = unpack_pairs([found[keys[i]] for i in at], self._name, "the user counters")
+        return counters, trimmed
+
+    def _known(self, txn: Reading, batch: Batch) -> npt.NDArray[np.int64]:
+        """Arrival of the rows whose id was appended before, 0 of the others."""
+        known = np.zeros(len(batch), np.int64)
+        if batch.id_keys:
+            found = txn.pairs("ids", batch.id_keys)
+            if found:
+                at = [i for i, key in enumerate(batch.id_keys) if key in found]
+                held = unpack_pairs([found[batch.id_keys[i]] for i in at], self._name, "the event ids")
+                known[batch.id_rows[at]] = held[0]
+        return known
+
+    def _targets(
+        self,
+        txn: Reading,
+        batch: Batch,
+        arrivals: npt.NDArray[np.int64],
+        new: npt.NDArray[np.bool_],
+        user: npt.NDArray[np.int64],
+        resolve: Resolve | None,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """(event_ts, arrival) of the event that each row supersedes, 0 where none."""
+        target_ts, target_arrival = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64)
+        in_call = {key: row for key, row in zip(batch.id_keys, batch.id_rows.tolist(), strict=True) if new[row]}
+        wanted = [
+            (row, key) for row, key in zip(batch.correction_rows.tolist(), batch.target_keys, strict=True) if new[row]
+        ]
+        found = txn.pairs("ids", [key for _, key in wanted if key not in in_call])
+        of_arrival, of_ts = unpack_pairs(list(found.values()), self._name, "the event ids")
+        held = dict(zip(found, zip(of_arrival.tolist(), of_ts.tolist(), strict=True), strict=True))
+        assert batch.supersedes is not None
+        for row, key in wanted:
+            if key in in_call:
+                target = in_call[key]
+                ts, arrival = int(batch.event_ts[target]), int(arrivals[target])
+            elif key in held:
+                arrival, ts = held[key]
+            else:
+                owner, name = batch.grouped.users[user[row]], id_value(batch.supersedes, row)
+                outside = resolve(owner if isinstance(owner, str) else int(owner), name) if resolve else None
+                if outside is None:
+                    raise UnknownEventError(
+                        f"row {batch.input_row(row)}: supersedes {name!r}, an event that user {owner!r} does not have; "
+                        "append the event before its correction"
+                    )
+                ts, arrival = outside
+            if not 0 < arrival < arrivals[row]:
+                name = id_value(batch.supersedes, row)
+                raise UnknownEventError(
+                    f"row {batch.input_row(row)} (arrival {arrivals[row]}): supersedes {name!r}, which has arrival "
+                    f"{arrival}; an event must arrive before its correction"
+                )
+            target_ts[row], target_arrival[row] = ts, arrival
+        return target_ts, target_arrival
+
+    def _put(
+        self,
+        txn: Writing,
+        batch: Batch,
+        arrivals: npt.NDArray[np.int64],
+        new: npt.NDArray[np.bool_],
+        offsets: npt.NDArray[np.int64],
+        counters: npt.NDArray[np.int64],
+        targets: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None,
+    ) -> None:
+        """Write the new rows as blocks, and their ids; ``offsets`` counts new rows by user."""
+        target_ts, target_arrival = targets or (None, None)
+        rows = Rows(batch.event_ts, target_ts, target_arrival, batch.event_ids, batch.columns)
+        if not new.all():
+            rows = rows.take(np.flatnonzero(new))
+        bounds, user = block_bounds(offsets)
+        first = counters[user] + 1 + bounds[:-1] - offsets[:-1][user]
+        names = batch.grouped.keys
+        keys = [names[u] + a for u, a in zip(user.tolist(), arrival_keys(first), strict=True)]
+        txn.put_blocks(zip(keys, encode_blocks(self._schema, rows, bounds, first, keys), strict=True))
+        if batch.id_keys:
+            fresh = np.flatnonzero(new[batch.id_rows])
+            kept = batch.id_keys if len(fresh) == len(batch.id_keys) else [batch.id_keys[i] for i in fresh.tolist()]
+            at = batch.id_rows[fresh]
+            txn.put_pairs("ids", zip(kept, pack_pairs(arrivals[at], batch.event_ts[at]), strict=True))
+
+    def read_since(self, users: Users, after: npt.NDArray[np.int64]) -> RecentRead:
+        """See ``RecentTier.read_since``."""
+        users, after = check_bounds("after", users, after, self._schema.user_kind)
+        names = user_keys(users)
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        blocks = np.zeros(len(names), np.int64)
+        with self._read() as txn:
+            top, trimmed = self._counters(txn, names)
+            from_arrival = np.maximum(after, trimmed)
+            for u in np.flatnonzero(top > from_arrival).tolist():
+                blocks[u] = txn.blocks(names[u], int(from_arrival[u]), keys, values)
+        decoded = decode_blocks(self._schema, self._schema_of, keys, values, self._name)
+        user = np.repeat(np.repeat(np.arange(len(names)), blocks), decoded.counts)
+        arrival, rows = decoded.arrival, decoded.rows
+        keep = arrival > after[user]
+        if not keep.all():
+            index = np.flatnonzero(keep)
+            user, arrival, rows = user[index], arrival[index], rows.take(index)
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(user, minlength=len(names)))]).astype(np.int64)
+        events = Events(users, offsets, rows.event_ts, arrival, never_hidden(len(arrival)), rows.columns)
+        hides, hide_offsets = _hides(rows, arrival, offsets)
+        return RecentRead(events, hides, hide_offsets, top, trimmed, rows.event_ids)
+
+    def users(self) -> Users:
+        """See ``RecentTier.users``."""
+        with self._read() as txn:
+            return users_of_keys(txn.holders(), self._schema.user_kind)
+
+    def trim(self, users: Users, through: npt.NDArray[np.int64]) -> None:
+        """See ``RecentTier.trim``."""
+        users, through = check_bounds("through", users, through, self._schema.user_kind)
+        keys = user_keys(users)
+
+        def work(txn: Writing) -> None:
+            counters, trimmed = self._counters(txn, keys)
+            changed = np.flatnonzero(through > trimmed).tolist()
+            for u in changed:
+                self._trim_user(txn, keys[u], int(through[u]))
+            values = pack_pairs(np.maximum(counters, through)[changed], through[changed])
+            txn.put_pairs("users", zip([keys[u] for u in changed], values, strict=True))
+
+        if len(keys):
+            self._write(work)
+
+    def _trim_user(self, txn: Writing, user_key: bytes, through: int) -> None:
+        found = txn.blocks_from_start(user_key, through)
+        txn.drop_blocks([key for key, _ in found])
+        if found:
+            key, value = found[-1]
+            written = self._schema_of(schema_id_of(value))
+            if written is None:
+                raise CorruptionError("a block was written under a schema that is not stored", file=self._name)
+            new_key = user_key + (through + 1).to_bytes(8, "big")
+            rest = split_block(written, key, value, through, self._name, new_key)
+            if rest is not None:
+                txn.put_blocks([(new_key, rest)])
+
+    def raise_counters(self, users: Users, at_least: npt.NDArray[np.int64]) -> None:
+        """See ``RecentTier.raise_counters``."""
+        users, at_least = check_bounds("at_least", users, at_least, self._schema.user_kind)
+        keys = user_keys(users)
+
+        def work(txn: Writing) -> None:
+            counters, trimmed = self._counters(txn, keys)
+            changed = np.flatnonzero(at_least > counters).tolist()
+            values = pack_pairs(at_least[changed], trimmed[changed])
+            txn.put_pairs("users", zip([keys[u] for u in changed], values, strict=True))
+
+        if len(keys):
+            self._write(work)
+
+
+def _hides(
+    rows: Rows, arrival: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
+    if rows.target_ts is None or rows.target_arrival is None:
+        return np.empty(0, HIDE_DTYPE), np.zeros(len(offsets), np.int64)
+    at = np.flatnonzero(rows.target_arrival)
+    hides = np.empty(len(at), HIDE_DTYPE)
+    hides["event_ts"], hides["arrival"] = rows.target_ts[at], rows.target_arrival[at]
+    hides["hidden_from"] = arrival[at]
+    return hides, np.searchsorted(at, offsets).astype(np.int64)
+
+
+def check_evolution(new: EventSchema, stored: EventSchema) -> None:
+    """Whether blocks of ``stored`` can be read under ``new``.
+
+    Raises:
+        SchemaError: one schema id with two layouts, one column id with two dtypes, or event ids of two dtypes.
+    """
+    if new.event_id_dtype and stored.event_id_dtype and new.event_id_dtype != stored.event_id_dtype:
+        raise SchemaError(
+            f"event ids are {new.event_id_dtype}, but the tier holds {stored.event_id_dtype} ids; cast the column"
+        )
+    old = {c.id: c for c in stored.columns}
+    for c in new.columns:
+        if c.id in old and old[c.id].dtype != c.dtype:
+            raise SchemaError(
+                f"column {c.name!r} (id {c.id}) is {c.dtype}, but the tier holds {old[c.id].dtype} under this id; "
+                "use a new id"
+            )
+    if new.schema_id == stored.schema_id and _shape(new) != _shape(stored):
+        raise SchemaError(f"schema {new.schema_id} is stored with other columns; raise schema_id when columns change")
+
+
+def _shape(schema: EventSchema) -> tuple[object, ...]:
+    return (schema.event_id_dtype, *((c.id, c.dtype, c.nullable) for c in schema.columns))

@@ -1,0 +1,185 @@
+"""Keys and sealed values of the recent tier (docs/format/recent-v1.md, sections 1, 3 and 5).
+
+Worked example: user ``-2`` is ``7F FF FF FF FF FF FF FE``, user ``"a\\0"`` is ``62 01 00``; both sort, byte by byte,
+where the ids themselves sort.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from thinrow.core.errors import CorruptionError, InputError
+from thinrow.core.units import MAX_USER_BYTES
+from thinrow.core.users import UserKind, Users, as_users
+from thinrow.jagged import Column
+
+#: The longest string event id, in UTF-8 bytes (inclusive): user key + event id fill LMDB's 511 bytes.
+MAX_EVENT_ID_BYTES = 255
+#: CRC-32 of key, bytes and their seal, whatever they are.
+_SEAL_RESIDUE = 0x2144DF1C
+_PLUS_ONE = bytes(min(b + 1, 255) for b in range(256))
+_MINUS_ONE = bytes(max(b - 1, 0) for b in range(256))
+_SIGN = np.uint64(1 << 63)
+#: Sorts after every arrival of a user and before the next user.
+AFTER_ALL = b"\xff" * 8
+
+PAIR_DTYPE = np.dtype([("a", "<i8"), ("b", "<i8"), ("check", "<u4")])
+
+
+def user_keys(users: Users) -> list[bytes]:
+    """The key of each user."""
+    if users.dtype == np.int64:
+        return sortable(users.astype(np.int64, copy=False))
+    return [value.encode().translate(_PLUS_ONE) + b"\0" for value in users]
+
+
+def users_of_keys(keys: Sequence[bytes], kind: UserKind) -> Users:
+    """Reverse of ``user_keys``."""
+    if kind == "int64":
+        return (np.frombuffer(b"".join(keys), ">u8").astype(np.uint64) ^ _SIGN).view(np.int64)
+    out = np.empty(len(keys), object)
+    out[:] = [key[:-1].translate(_MINUS_ONE).decode() for key in keys]
+    return out
+
+
+def sortable(values: npt.NDArray[np.int64]) -> list[bytes]:
+    """Big-endian bytes of each number with its sign bit flipped."""
+    flipped: npt.NDArray[np.void] = (values.view(np.uint64) ^ _SIGN).astype(">u8").view("V8")
+    listed: list[bytes] = flipped.tolist()
+    return listed
+
+
+def arrival_keys(arrivals: npt.NDArray[np.int64]) -> list[bytes]:
+    """Big-endian bytes of each arrival."""
+    listed: list[bytes] = np.ascontiguousarray(arrivals).astype(">u8").view("V8").tolist()
+    return listed
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Rows of a batch, brought together by user.
+
+    Attributes:
+        users: (U,) distinct users, ascending.
+        keys: key of each.
+        order: (n,) row numbers, by user and then as they came; None where they are in that order already.
+        offsets: (U + 1,) int64 over ``order``.
+    """
+
+    users: Users
+    keys: list[bytes]
+    order: npt.NDArray[np.intp] | None
+    offsets: npt.NDArray[np.int64]
+
+
+def group_by_user(users: Users, kind: UserKind) -> Grouped:
+    """Group rows by user, keeping their order within a user.
+
+    Raises:
+        UserKindError: the ids are not of ``kind``.
+        InputError: a string id is empty or longer than 255 UTF-8 bytes.
+    """
+    if kind == "int64":
+        ids = as_users(users, kind)
+        ordered, order = ids, None
+        if len(ids) > 1 and (ids[1:] < ids[:-1]).any():
+            order = np.argsort(ids, kind="stable")
+            ordered = ids[order]
+        starts = (
+            np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(ids) else np.empty(0, np.intp)
+        )
+        distinct: Users = ordered[starts]
+        return Grouped(distinct, user_keys(distinct), order, np.append(starts, len(ids)).astype(np.int64))
+    encoded = _strings(users).dictionary_encode()
+    by_value = pc.sort_indices(encoded.dictionary)
+    rank = np.empty(len(by_value), np.uint16 if len(by_value) <= 0xFFFF else np.int64)
+    rank[by_value.to_numpy()] = np.arange(len(by_value))
+    codes = rank[encoded.indices.to_numpy()]
+    distinct = np.empty(len(by_value), object)
+    distinct[:] = encoded.dictionary.take(by_value).to_pylist()
+    order = np.argsort(codes, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(by_value)))]).astype(np.int64)
+    return Grouped(distinct, user_keys(distinct), order, offsets)
+
+
+def _strings(users: Users) -> pa.StringArray:
+    if len(users) and isinstance(users, np.ndarray) and users.dtype == object and isinstance(users[0], str):
+        try:
+            array = pa.array(users, pa.string())
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            return pa.array(as_users(users, "string"), pa.string())
+        sizes = pc.binary_length(array)
+        bounds = pc.min_max(sizes)
+        if array.null_count == 0 and bounds["min"].as_py() >= 1 and bounds["max"].as_py() <= MAX_USER_BYTES:
+            return array
+    # as_users names the first id that cannot be used.
+    return pa.array(as_users(users, "string"), pa.string())
+
+
+def id_keys(ids: Column, rows: npt.NDArray[np.intp], prefixes: list[bytes]) -> list[bytes]:
+    """Key in ``ids`` of each of ``rows`` (none of them null): the user's key, then the event id.
+
+    Raises:
+        InputError: a string id has more than 255 UTF-8 bytes.
+    """
+    if ids.dictionary is None:
+        suffixes = sortable(ids.values[rows].astype(np.int64))
+    else:
+        suffixes = ids.dictionary.take(pa.array(ids.values[rows])).cast(pa.binary()).to_pylist()
+        longest = max(suffixes, key=len, default=b"")
+        if len(longest) > MAX_EVENT_ID_BYTES:
+            raise InputError(
+                f"event id {longest[:40].decode(errors='replace')!r}... has {len(longest)} UTF-8 bytes; at most "
+                f"{MAX_EVENT_ID_BYTES} are allowed; hash longer ids"
+            )
+    return [a + b for a, b in zip(prefixes, suffixes, strict=True)]
+
+
+def _mix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _check(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    first = _mix64(np.atleast_1d(a).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+    return _mix64(first + np.atleast_1d(b).view(np.uint64)).astype(np.uint32)
+
+
+def pack_pairs(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> list[bytes]:
+    """Value bytes of each pair (a[i], b[i])."""
+    pairs = np.empty(len(a), PAIR_DTYPE)
+    pairs["a"], pairs["b"] = a, b
+    pairs["check"] = _check(np.ascontiguousarray(a), np.ascontiguousarray(b))
+    listed: list[bytes] = pairs.view(f"V{PAIR_DTYPE.itemsize}").tolist()
+    return listed
+
+
+def unpack_pairs(values: Sequence[bytes], file: str, what: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Reverse of ``pack_pairs``. Raises CorruptionError where a check number is wrong."""
+    data = b"".join(values)
+    if len(data) != PAIR_DTYPE.itemsize * len(values):
+        raise CorruptionError(f"a value of {what} is not {PAIR_DTYPE.itemsize} bytes long", file=file)
+    pairs = np.frombuffer(data, PAIR_DTYPE)
+    a, b = np.ascontiguousarray(pairs["a"]), np.ascontiguousarray(pairs["b"])
+    wrong = np.flatnonzero(_check(a, b) != pairs["check"])
+    if len(wrong):
+        raise CorruptionError(f"{len(wrong)} of {len(values)} values of {what} fail their check number", file=file)
+    return a, b
+
+
+def seal(key: bytes, body: bytes) -> bytes:
+    """``body`` followed by the CRC of key and body."""
+    return body + zlib.crc32(body, zlib.crc32(key)).to_bytes(4, "little")
+
+
+def is_sealed(key: bytes, value: bytes) -> bool:
+    """Whether ``value`` is what ``seal`` made for ``key``."""
+    return zlib.crc32(value, zlib.crc32(key)) == _SEAL_RESIDUE

@@ -1,0 +1,336 @@
+"""LmdbRecent: the tier in one LMDB environment on local disk (docs/format/recent-v1.md).
+
+*Acknowledged* means: with ``sync=True`` (the default) the transaction is on disk (fdatasync) when a call returns, and
+survives a killed process and a lost machine. With ``sync=False`` it survives a killed process; a power failure may
+lose the newest calls, or the whole environment where the file system reorders writes.
+
+Appends, trims and raises of counters are serialised by LMDB's writer lock, over threads and processes. Readers never
+wait for them, nor they for readers, except for the moment in which a full map is made larger.
+
+One process may open an environment *once*: LMDB's file locks are per process and closing one handle would drop those
+of the other. A second open raises StoreError; share the first object, it is thread-safe. After ``os.fork`` the child
+must open its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lmdb
+
+from thinrow.core.errors import CorruptionError, NewerFormatError, SchemaError, StoreError, UserKindError
+from thinrow.history.recent.blocks import BlockTier, Pairs, Writing, check_evolution
+from thinrow.history.recent.keys import AFTER_ALL, is_sealed, seal
+from thinrow.history.recent.rows import FORMAT
+from thinrow.schema import EventSchema
+
+T = TypeVar("T")
+#: Address space reserved at first; the file itself grows with the data, and the map when it is full.
+MAP_BYTES = 1 << 30
+_MAX_READERS = 512
+_DATABASES = ("events", "users", "ids", "meta")
+_DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError, lmdb.BadRslotError)
+
+#: Environments that this process holds: (process, device, inode of the directory) -> tier.
+_HELD: weakref.WeakValueDictionary[tuple[int, int, int], LmdbRecent] = weakref.WeakValueDictionary()
+_HELD_LOCK = threading.Lock()
+
+
+class LmdbRecent(BlockTier):
+    """A RecentTier in the directory ``path``, made if it is not there."""
+
+    def __init__(self, path: str | Path, schema: EventSchema, map_size: int = MAP_BYTES, sync: bool = True) -> None:
+        """Open ``path``.
+
+        Args:
+            path: a directory on a local disk (LMDB must not be on a network file system).
+            schema: of the events; an older one may have been used before, as long as column ids keep their dtypes.
+            map_size: bytes of address space at first; doubles whenever it is full.
+            sync: whether a call returns only when its data is on disk.
+
+        Raises:
+            StoreError: this process has the environment open, or the directory holds something else.
+            UserKindError, SchemaError: the tier holds ids of the other kind, or the schema contradicts a stored one.
+            NewerFormatError: written by a newer thinrow.
+            CorruptionError: the file is damaged.
+        """
+        super().__init__(schema, str(path))
+        self._path = Path(path)
+        self._pid = os.getpid()
+        self._gate = _Gate()
+        self._writer = threading.RLock()
+        self._schemas: dict[int, EventSchema] = {}
+        self._env: Any = None
+        created = not self._path.exists()
+        self._path.mkdir(parents=True, exist_ok=True)
+        status = os.stat(self._path)
+        self._identity = (self._pid, status.st_dev, status.st_ino)
+        with _HELD_LOCK:
+            if self._identity in _HELD:
+                raise StoreError(
+                    f"{path} is open in this process already; share that LmdbRecent (it is thread-safe) or close it"
+                )
+            _HELD[self._identity] = self
+        try:
+            with self._translated():
+                self._env = lmdb.open(
+                    str(self._path),
+                    map_size=map_size,
+                    max_dbs=8,
+                    max_readers=_MAX_READERS,
+                    sync=sync,
+                    metasync=sync,
+                )
+                # Slots of killed readers would keep dropped pages alive.
+                self._env.reader_check()
+                self._dbs = self._open_databases()
+                if created and sync:
+                    _sync_directories(self._path)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the environment; another one may be opened on ``path`` then."""
+        with self._writer, self._gate.alone():
+            if self._env is not None and self._pid == os.getpid():
+                self._env.close()
+            self._env = None
+            with _HELD_LOCK:
+                if _HELD.get(self._identity) is self:
+                    del _HELD[self._identity]
+
+    @contextmanager
+    def _read(self) -> Iterator[_Transaction]:
+        with self._translated(), self._gate.shared():
+            txn = self._begin()
+            while txn is None:
+                self._gate.leave()
+                try:
+                    with self._writer:
+                        self._resize(0)
+                finally:
+                    self._gate.enter()
+                txn = self._begin()
+            with txn:
+                yield _Transaction(txn, self._dbs)
+
+    def _begin(self) -> Any:
+        """A read transaction, or None where another process made the map larger."""
+        try:
+            return self._live().begin()
+        except lmdb.MapResizedError:
+            return None
+
+    def _write(self, work: Callable[[Writing], T]) -> T:
+        with self._translated(), self._writer:
+            while True:
+                try:
+                    with self._live().begin(write=True) as txn:
+                        return work(_Transaction(txn, self._dbs))
+                except lmdb.MapFullError:
+                    self._resize(2 * self._live().info()["map_size"])
+                except lmdb.MapResizedError:
+                    self._resize(0)
+
+    def _resize(self, size: int) -> None:
+        """Set the map's size (0: what another process made it) while no transaction of this process is alive."""
+        with self._gate.alone():
+            self._live().set_mapsize(size)
+
+    def _live(self) -> Any:
+        if self._env is None:
+            raise StoreError(f"the recent tier {self._path} is closed; open it again")
+        if self._pid != os.getpid():
+            raise StoreError(f"the recent tier {self._path} was opened by process {self._pid}; open it after the fork")
+        return self._env
+
+    def _schema_of(self, schema_id: int) -> EventSchema | None:
+        if schema_id not in self._schemas:
+            with self._translated(), self._gate.shared(), self._live().begin() as txn:
+                self._load_schemas(txn, self._dbs["meta"])
+        return self._schemas.get(schema_id)
+
+    def _open_databases(self) -> dict[str, Any]:
+        """Check what is there, or begin a new tier."""
+        with self._env.begin(write=True) as txn:
+            fresh = txn.stat(self._env.open_db(txn=txn))["entries"] == 0
+            if not fresh and txn.get(b"meta") is None:
+                raise StoreError(
+                    f"{self._path} is an LMDB environment, but not a recent tier; choose another directory"
+                )
+            dbs = {name: self._env.open_db(name.encode(), txn=txn) for name in _DATABASES}
+            meta = dbs["meta"]
+            if fresh:
+                self._put_meta(txn, meta, "format", str(FORMAT))
+                self._put_meta(txn, meta, "user_kind", self._schema.user_kind)
+            form = int(self._get_meta(txn, meta, "format"))
+            if form > FORMAT:
+                raise NewerFormatError(f"{self._path} has recent format {form}, newer than {FORMAT}; update thinrow")
+            kind = self._get_meta(txn, meta, "user_kind")
+            if kind != self._schema.user_kind:
+                raise UserKindError(
+                    f"{self._path} holds {kind} user ids, the schema says {self._schema.user_kind}; "
+                    f"cast the column to {kind}"
+                )
+            self._load_schemas(txn, meta)
+            for stored in self._schemas.values():
+                check_evolution(self._schema, stored)
+            if self._schema.schema_id not in self._schemas:
+                self._put_meta(txn, meta, f"schema:{self._schema.schema_id}", self._schema.to_json())
+                self._schemas[self._schema.schema_id] = self._schema
+            return dbs
+
+    def _load_schemas(self, txn: Any, meta: Any) -> None:
+        for key, value in txn.cursor(meta):
+            if key.startswith(b"schema:"):
+                try:
+                    schema = EventSchema.from_dict(json.loads(self._unsealed(key, value)))
+                except (ValueError, SchemaError) as e:
+                    raise CorruptionError(f"{key.decode()} is not a schema: {e}", file=self._name) from e
+                self._schemas[schema.schema_id] = schema
+
+    def _put_meta(self, txn: Any, meta: Any, name: str, text: str) -> None:
+        txn.put(name.encode(), seal(name.encode(), text.encode()), db=meta)
+
+    def _get_meta(self, txn: Any, meta: Any, name: str) -> str:
+        return self._unsealed(name.encode(), txn.get(name.encode(), b"", db=meta))
+
+    def _unsealed(self, key: bytes, value: bytes) -> str:
+        if not is_sealed(key, value):
+            raise CorruptionError(f"{key.decode()} fails its CRC or is missing", file=self._name)
+        return value[:-4].decode()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except _DAMAGE as e:
+            raise CorruptionError(f"LMDB: {e}", file=self._name) from e
+        except lmdb.Error as e:
+            raise StoreError(f"LMDB failed on {self._path}: {e}; check free disk space and permissions") from e
+
+
+class _Transaction:
+    """``Reading`` and ``Writing`` over one LMDB transaction. All that it returns is copied."""
+
+    def __init__(self, txn: Any, dbs: dict[str, Any]) -> None:
+        self._txn, self._dbs = txn, dbs
+        self._events = txn.cursor(dbs["events"])
+
+    def pairs(self, name: Pairs, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = dict(self._txn.cursor(self._dbs[name]).getmulti(keys))
+        return found
+
+    def blocks(self, user_key: bytes, after: int, into_keys: list[bytes], into_values: list[bytes]) -> int:
+        cursor, first = self._events, user_key + (after + 1).to_bytes(8, "big")
+        found = cursor.set_range(first)
+        if not found or cursor.key() != first:
+            # The block before may reach beyond `after`.
+            before = cursor.prev() if found else cursor.last()
+            if not before:
+                cursor.first()
+            elif not _is_of(cursor.key(), user_key):
+                cursor.next()
+        n = len(into_keys)
+        for key, value in cursor.iternext():
+            if not _is_of(key, user_key):
+                break
+            into_keys.append(key)
+            into_values.append(value)
+        return len(into_keys) - n
+
+    def blocks_from_start(self, user_key: bytes, through: int) -> list[tuple[bytes, bytes]]:
+        found: list[tuple[bytes, bytes]] = []
+        last = user_key + through.to_bytes(8, "big")
+        if self._events.set_range(user_key):
+            for key, value in self._events.iternext():
+                if key > last:
+                    break
+                found.append((key, value))
+        return found
+
+    def holders(self) -> list[bytes]:
+        found: list[bytes] = []
+        more = self._events.first()
+        while more:
+            found.append(self._events.key()[:-8])
+            more = self._events.set_range(found[-1] + AFTER_ALL)
+        return found
+
+    def put_pairs(self, name: Pairs, items: Iterable[tuple[bytes, bytes]]) -> None:
+        self._txn.cursor(self._dbs[name]).putmulti(items)
+
+    def put_blocks(self, items: Iterable[tuple[bytes, bytes]]) -> None:
+        self._events.putmulti(items)
+
+    def drop_blocks(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self._txn.delete(key, db=self._dbs["events"])
+
+
+def _is_of(event_key: bytes, user_key: bytes) -> bool:
+    return event_key.startswith(user_key)
+
+
+class _Gate:
+    """Many at a time, or one alone: LMDB's map may only be resized while no transaction of the process is alive."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._inside = 0
+        self._alone = False
+
+    def enter(self) -> None:
+        """Wait until nobody is alone, and be counted."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._alone)
+            self._inside += 1
+
+    def leave(self) -> None:
+        """Be counted no longer."""
+        with self._condition:
+            self._inside -= 1
+            self._condition.notify_all()
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Be inside with others."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be inside alone."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._alone)
+            self._alone = True
+            self._condition.wait_for(lambda: self._inside == 0)
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._alone = False
+                self._condition.notify_all()
+
+
+def _sync_directories(path: Path) -> None:
+    """Make the new directory entries durable."""
+    for directory in (path, path.parent):
+        with contextlib.suppress(OSError):
+            handle = os.open(directory, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)

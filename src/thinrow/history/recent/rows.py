@@ -1,0 +1,392 @@
+"""The block codec: consecutive events of one user as bytes (docs/format/recent-v1.md, section 4).
+
+Worked example: two events of a schema with columns ``price float64`` (nullable) and ``shop string`` take rows of
+8 (event_ts) + 1 (null bits) + 8 (price) + 4 (length of shop) = 21 bytes, so ``(1000, 2.5, "ab"), (1500, null, "c")`` is
+a header of 24 bytes, 42 bytes of rows, the heap ``abc`` and the seal: 73 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from thinrow.core.errors import CorruptionError, NewerFormatError
+from thinrow.core.users import UserKind
+from thinrow.history.recent.keys import is_sealed, seal, users_of_keys
+from thinrow.jagged import Column
+from thinrow.jagged.column import ARROW_TYPES, concat_columns
+from thinrow.schema import ColumnSpec, EventSchema
+
+FORMAT = 1
+BLOCK_ROWS = 256
+HEADER_DTYPE = np.dtype(
+    [
+        ("format", "u1"),
+        ("flags", "u1"),
+        ("reserved", "<u2"),
+        ("schema_id", "<u4"),
+        ("n", "<u4"),
+        ("heap_bytes", "<u4"),
+        ("first_arrival", "<i8"),
+    ]
+)
+_HEADER = HEADER_DTYPE.itemsize
+_SEAL = 4
+_CORRECTIONS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Attributes:
+    event_ts: (n,) int64 ms.
+    target_ts, target_arrival: (n,) int64 of the event that each row supersedes, 0 where none; both None where no
+        row supersedes any.
+    event_ids: (n,) ids, or None.
+    columns: name -> (n,) Column.
+    """
+
+    event_ts: npt.NDArray[np.int64]
+    target_ts: npt.NDArray[np.int64] | None
+    target_arrival: npt.NDArray[np.int64] | None
+    event_ids: Column | None
+    columns: dict[str, Column]
+
+    def take(self, index: npt.NDArray[np.intp]) -> Rows:
+        """Rows at ``index``, copied."""
+        return Rows(
+            self.event_ts[index],
+            None if self.target_ts is None else self.target_ts[index],
+            None if self.target_arrival is None else self.target_arrival[index],
+            None if self.event_ids is None else self.event_ids.take(index),
+            {name: column.take(index) for name, column in self.columns.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Attributes:
+    dtype: of one row.
+    nullable: what the null bits stand for, in order: field names.
+    heaped: what has bytes in the heap, in order: field names.
+    """
+
+    dtype: np.dtype[np.void]
+    nullable: tuple[str, ...]
+    heaped: tuple[str, ...]
+
+
+def _field(spec: ColumnSpec) -> str:
+    return f"c{spec.id}"
+
+
+@lru_cache(maxsize=64)
+def _layout(schema: EventSchema, flags: int) -> _Layout:
+    fields: list[Any] = [("event_ts", "<i8")]
+    if flags & _CORRECTIONS:
+        fields += [("target_ts", "<i8"), ("target_arrival", "<i8")]
+    nullable = [_field(c) for c in schema.columns if c.nullable]
+    heaped = [_field(c) for c in schema.columns if c.is_bytes]
+    if schema.event_id_dtype is not None:
+        nullable.insert(0, "event_id")
+    if nullable:
+        fields.append(("nulls", "u1", ((len(nullable) + 7) // 8,)))
+    if schema.event_id_dtype is not None:
+        fields.append(("event_id", "<i8" if schema.event_id_dtype == "int64" else "<u4"))
+        if schema.event_id_dtype == "string":
+            heaped.insert(0, "event_id")
+    for c in schema.columns:
+        fields.append((_field(c), "<u4" if c.is_bytes else np.dtype(c.dtype).newbyteorder("<")))
+    return _Layout(np.dtype(fields), tuple(nullable), tuple(heaped))
+
+
+def block_bounds(offsets: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Cut each user's rows into blocks: (first row of each block and the end of the last, user of each block)."""
+    counts = np.diff(offsets)
+    blocks = -(-counts // BLOCK_ROWS)
+    user = np.repeat(np.arange(len(counts)), blocks)
+    within = np.arange(len(user)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+    starts = offsets[:-1][user] + within * BLOCK_ROWS
+    return np.append(starts, offsets[-1]), user
+
+
+def encode_blocks(
+    schema: EventSchema,
+    rows: Rows,
+    bounds: npt.NDArray[np.int64],
+    first_arrival: npt.NDArray[np.int64],
+    keys: list[bytes],
+) -> list[bytes]:
+    """One sealed value for each block ``rows[bounds[b]:bounds[b + 1]]``; ``keys`` are the blocks' keys."""
+    n, flags = len(rows.event_ts), 0 if rows.target_ts is None else _CORRECTIONS
+    layout = _layout(schema, flags)
+    fields = {_field(c): rows.columns[c.name] for c in schema.columns}
+    if schema.event_id_dtype is not None:
+        fields["event_id"] = rows.event_ids or _all_null(n, schema.event_id_dtype)
+    table = np.zeros(n, layout.dtype)
+    table["event_ts"] = rows.event_ts
+    if rows.target_ts is not None:
+        table["target_ts"], table["target_arrival"] = rows.target_ts, rows.target_arrival
+    if layout.nullable:
+        table["nulls"] = _pack_nulls([fields[name].valid for name in layout.nullable], n)
+    for name, column in fields.items():
+        if column.dictionary is None:
+            values = column.values
+            table[name] = values if column.valid is None else np.where(column.valid, values, values.dtype.type(0))
+    heap, heap_bounds = b"", np.zeros(len(bounds), np.int64)
+    if layout.heaped:
+        heap, lengths = _pack_heap([fields[name] for name in layout.heaped], n)
+        for j, name in enumerate(layout.heaped):
+            table[name] = lengths[:, j]
+        heap_bounds = np.concatenate([[0], np.cumsum(lengths.sum(axis=1))])[bounds]
+    headers = np.zeros(len(keys), HEADER_DTYPE)
+    headers["format"], headers["flags"], headers["schema_id"] = FORMAT, flags, schema.schema_id
+    headers["n"], headers["heap_bytes"] = np.diff(bounds), np.diff(heap_bounds)
+    headers["first_arrival"] = first_arrival
+    cut_rows = (bounds * layout.dtype.itemsize).tolist()
+    cut_heap = heap_bounds.tolist()
+    raw = table.tobytes()
+    parts = zip(
+        keys,
+        headers.view(f"V{_HEADER}").tolist(),
+        cut_rows[:-1],
+        cut_rows[1:],
+        cut_heap[:-1],
+        cut_heap[1:],
+        strict=True,
+    )
+    return [seal(key, header + raw[a:b] + heap[c:d]) for key, header, a, b, c, d in parts]
+
+
+def _all_null(n: int, dtype: str) -> Column:
+    valid = np.zeros(n, np.bool_)
+    if dtype in ("string", "binary"):
+        return Column(np.zeros(n, np.int32), valid, pa.array([], ARROW_TYPES[dtype]))
+    return Column(np.zeros(n, dtype), valid)
+
+
+def _pack_nulls(valids: list[npt.NDArray[np.bool_] | None], n: int) -> npt.NDArray[np.uint8]:
+    nulls = np.zeros((n, len(valids)), np.bool_)
+    for j, valid in enumerate(valids):
+        if valid is not None:
+            nulls[:, j] = ~valid
+    return np.packbits(nulls, axis=1, bitorder="little")
+
+
+def _pack_heap(columns: list[Column], n: int) -> tuple[bytes, npt.NDArray[np.int64]]:
+    """The heap of all rows, and the (n, k) length of each value."""
+    parts = []
+    for column in columns:
+        assert column.dictionary is not None
+        mask = None if column.valid is None else ~column.valid
+        parts.append(
+            column.dictionary.take(pa.array(column.values, mask=mask)).cast(pa.binary()).cast(pa.large_binary())
+        )
+    k = len(columns)
+    joined = parts[0]
+    if k > 1:
+        joined = pa.concat_arrays(parts).take(pa.array(np.arange(n * k).reshape(k, n).T.ravel()))
+    _, offsets_buffer, data = joined.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[joined.offset : joined.offset + n * k + 1]
+    heap = b"" if data is None else data.slice(offsets[0], offsets[-1] - offsets[0]).to_pybytes()
+    return heap, np.diff(offsets).reshape(n, k)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBlocks:
+    """Attributes:
+    counts: (B,) int64 events of each block.
+    arrival: (n,) int64.
+    rows: the events, block after block.
+    """
+
+    counts: npt.NDArray[np.int64]
+    arrival: npt.NDArray[np.int64]
+    rows: Rows
+
+
+def decode_blocks(
+    schema: EventSchema,
+    schema_of: Callable[[int], EventSchema | None],
+    keys: list[bytes],
+    values: list[bytes],
+    file: str,
+) -> DecodedBlocks:
+    """Blocks as columns of ``schema``, whichever schema each was written under.
+
+    Raises:
+        CorruptionError: a seal is wrong (names ``file`` and the user), or a schema is missing.
+        NewerFormatError: a block was written by a newer thinrow.
+    """
+    if not values:
+        return DecodedBlocks(np.empty(0, np.int64), np.empty(0, np.int64), _empty(schema))
+    blob, starts, headers = _open_blocks(keys, values, file, schema.user_kind)
+    counts = headers["n"].astype(np.int64)
+    n = int(counts.sum())
+    before = np.repeat(np.cumsum(counts) - counts, counts)
+    within = np.arange(n) - before
+    arrival = np.repeat(headers["first_arrival"], counts) + within
+    kinds = headers["schema_id"].astype(np.int64) << 8 | headers["flags"]
+    distinct = np.unique(kinds)
+    parts: list[Rows] = []
+    for kind in distinct.tolist():
+        which = slice(None) if len(distinct) == 1 else np.flatnonzero(kinds == kind)
+        written = schema if kind >> 8 == schema.schema_id else schema_of(kind >> 8)
+        if written is None:
+            raise CorruptionError(f"a block was written under schema {kind >> 8}, which is not stored", file=file)
+        picked = values if len(distinct) == 1 else [values[i] for i in np.flatnonzero(kinds == kind).tolist()]
+        parts.append(_decode_kind(schema, written, kind & 0xFF, blob, starts[which], headers[which], picked, file))
+    if len(parts) == 1:
+        return DecodedBlocks(counts, arrival, parts[0])
+    kind_of_row = np.repeat(kinds, counts)
+    place = np.argsort(np.argsort(kind_of_row, kind="stable"), kind="stable")
+    return DecodedBlocks(counts, arrival, _concat(parts).take(place))
+
+
+def _open_blocks(
+    keys: list[bytes], values: list[bytes], file: str, kind: UserKind
+) -> tuple[bytes, npt.NDArray[np.int64], npt.NDArray[np.void]]:
+    """All values as one, where each starts in it, and their headers."""
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    damaged = [i for i, (k, v) in enumerate(zip(keys, values, strict=True)) if len(v) < _HEADER or not is_sealed(k, v)]
+    if damaged:
+        user = users_of_keys([keys[damaged[0]][:-8]], kind)[0]
+        raise CorruptionError("a block of events fails its CRC", file=file, user=user)
+    blob = b"".join(values)
+    starts = np.cumsum(lengths) - lengths
+    headers = _records_at(blob, HEADER_DTYPE, starts)
+    newest = int(headers["format"].max())
+    if newest > FORMAT:
+        raise NewerFormatError(f"{file} holds blocks of format {newest}, newer than {FORMAT}; update thinrow")
+    return blob, starts, headers
+
+
+def _records_at(blob: bytes, dtype: np.dtype[np.void], at: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+    """Records of ``dtype`` at byte positions ``at``: one memory copy each, whatever the alignment."""
+    size = dtype.itemsize
+    everywhere: npt.NDArray[np.void] = np.ndarray((len(blob) - size + 1,), f"V{size}", blob, strides=(1,))
+    return everywhere[at].view(dtype)
+
+
+def _decode_kind(
+    schema: EventSchema,
+    written: EventSchema,
+    flags: int,
+    blob: bytes,
+    starts: npt.NDArray[np.int64],
+    headers: npt.NDArray[np.void],
+    values: list[bytes],
+    file: str,
+) -> Rows:
+    """Blocks of one schema and one set of flags."""
+    layout = _layout(written, flags)
+    size = layout.dtype.itemsize
+    counts, heap_bytes = headers["n"].astype(np.int64), headers["heap_bytes"].astype(np.int64)
+    whole = _HEADER + counts * size + heap_bytes + _SEAL
+    if (whole != np.fromiter(map(len, values), np.int64, len(values))).any() or flags > _CORRECTIONS:
+        raise CorruptionError(f"a block's length does not follow from its header (flags {flags})", file=file)
+    n = int(counts.sum())
+    within = np.arange(n) - np.repeat(np.cumsum(counts) - counts, counts)
+    table = _records_at(blob, layout.dtype, np.repeat(starts + _HEADER, counts) + within * size)
+    valid: dict[str, npt.NDArray[np.bool_]] = {}
+    if layout.nullable:
+        bits = np.unpackbits(table["nulls"], axis=1, count=len(layout.nullable), bitorder="little")
+        for j in np.flatnonzero(bits.any(axis=0)).tolist():
+            valid[layout.nullable[j]] = bits[:, j] == 0
+    cells, k = None, len(layout.heaped)
+    if k:
+        heap = b"".join(
+            [v[len(v) - _SEAL - h : len(v) - _SEAL] for v, h in zip(values, heap_bytes.tolist(), strict=True)]
+        )
+        cells = _unpack_heap(heap, [table[name] for name in layout.heaped], file)
+
+    def column(name: str, dtype: str) -> Column:
+        if name not in (layout.dtype.names or ()):
+            return _all_null(n, dtype)
+        if cells is None or name not in layout.heaped:
+            return Column(np.ascontiguousarray(table[name]), valid.get(name))
+        null = None if name not in valid else ~valid[name]
+        index = np.arange(layout.heaped.index(name), n * k, k)
+        encoded = cells.take(pa.array(index, mask=null)).dictionary_encode()
+        codes = encoded.indices if null is None else encoded.indices.fill_null(0)
+        dictionary = encoded.dictionary.cast(pa.binary()).cast(ARROW_TYPES[dtype])
+        return Column(codes.to_numpy(zero_copy_only=False).astype(np.int32, copy=False), valid.get(name), dictionary)
+
+    corrections = bool(flags & _CORRECTIONS)
+    return Rows(
+        np.ascontiguousarray(table["event_ts"]),
+        np.ascontiguousarray(table["target_ts"]) if corrections else None,
+        np.ascontiguousarray(table["target_arrival"]) if corrections else None,
+        None if schema.event_id_dtype is None else column("event_id", schema.event_id_dtype),
+        {c.name: column(_field(c), c.dtype) for c in schema.columns},
+    )
+
+
+def _unpack_heap(heap: bytes, lengths: list[npt.NDArray[np.uint32]], file: str) -> pa.LargeBinaryArray:
+    """Values of the heap, row after row."""
+    matrix = np.stack(lengths, axis=1)
+    offsets = np.zeros(matrix.size + 1, np.int64)
+    np.cumsum(matrix.ravel(), out=offsets[1:])
+    if offsets[-1] != len(heap):
+        raise CorruptionError(f"rows describe {offsets[-1]} bytes of strings, blocks hold {len(heap)}", file=file)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(heap)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), matrix.size, buffers)
+
+
+def _empty(schema: EventSchema) -> Rows:
+    def none(dtype: str) -> Column:
+        column = _all_null(0, dtype)
+        return Column(column.values, None, column.dictionary)
+
+    ids = None if schema.event_id_dtype is None else none(schema.event_id_dtype)
+    return Rows(np.empty(0, np.int64), None, None, ids, {c.name: none(c.dtype) for c in schema.columns})
+
+
+def _concat(parts: list[Rows]) -> Rows:
+    def targets(name: str) -> npt.NDArray[np.int64]:
+        given = [getattr(p, name) for p in parts]
+        return np.concatenate(
+            [np.zeros(len(p.event_ts), np.int64) if g is None else g for p, g in zip(parts, given, strict=True)]
+        )
+
+    ids = [p.event_ids for p in parts if p.event_ids is not None]
+    return Rows(
+        np.concatenate([p.event_ts for p in parts]),
+        targets("target_ts"),
+        targets("target_arrival"),
+        concat_columns(ids) if ids else None,
+        {name: concat_columns([p.columns[name] for p in parts]) for name in parts[0].columns},
+    )
+
+
+def schema_id_of(value: bytes) -> int:
+    """The schema id in a block's header."""
+    return int(np.frombuffer(value, HEADER_DTYPE, 1)["schema_id"][0]) if len(value) >= _HEADER else -1
+
+
+def split_block(schema: EventSchema, key: bytes, value: bytes, through: int, file: str, new_key: bytes) -> bytes | None:
+    """What a trim leaves of a block: its rows above ``through`` as written, sealed under ``new_key``; or None.
+
+    ``schema`` is the schema that the block was written under.
+    """
+    _, _, headers = _open_blocks([key], [value], file, schema.user_kind)
+    header = headers[0]
+    n, first = int(header["n"]), int(header["first_arrival"])
+    drop = through - first + 1
+    if drop >= n:
+        return None
+    layout = _layout(schema, int(header["flags"]))
+    size = layout.dtype.itemsize
+    table = np.frombuffer(value, layout.dtype, n, _HEADER)
+    heap_at = _HEADER + n * size
+    dropped_heap = sum(int(table[name][:drop].sum(dtype=np.int64)) for name in layout.heaped)
+    kept = headers.copy()
+    kept["n"], kept["first_arrival"] = n - drop, through + 1
+    kept["heap_bytes"] -= dropped_heap
+    rest = value[_HEADER + drop * size : heap_at] + value[heap_at + dropped_heap : -_SEAL]
+    return seal(new_key, kept.tobytes() + rest)

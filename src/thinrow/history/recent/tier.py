@@ -1,0 +1,125 @@
+"""The protocol of the recent tier, and what its calls return.
+
+One user's events through a tier::
+
+    append([7, 7], event_ts=[1000, 1500])      -> arrivals [1, 2]
+    append([7], event_ts=[1200])               -> arrivals [3]         late: arrival order is not event order
+    read_since([7], after=[1])                 -> arrivals 2, 3; top [3]; trimmed_through [0]
+    trim([7], through=[2])                     -> arrival 3 is left, the counter stays at 3
+    append([7], event_ts=[1600])               -> arrivals [4]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.users import Users
+from thinrow.jagged import Column, Events
+from thinrow.schema import EventSchema
+
+#: ``resolve(user, event_id) -> (event_ts, arrival)`` of an event outside the tier, or None where there is none.
+Resolve: TypeAlias = Callable[[int | str, int | str], tuple[int, int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Attributes:
+    arrivals: (n,) int64 arrival of each row; of a duplicate, the one it was given the first time.
+    duplicate: (n,) bool, whether the row's event id was held already, so that the row was not appended again.
+    """
+
+    arrivals: npt.NDArray[np.int64]
+    duplicate: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class RecentRead:
+    """What a tier held of U users at one moment.
+
+    Attributes:
+        events: the events read, in arrival order within a user; ``hidden_from`` is NEVER throughout (hides are
+            reported, not applied).
+        hides: HIDE_DTYPE, one for each event read that supersedes another: event_ts and arrival of the superseded
+            event (which may lie in the archive), and ``hidden_from``, the arrival of the correction.
+        hide_offsets: (U + 1,) int64; the hides of ``events.users[u]`` are ``[hide_offsets[u], hide_offsets[u + 1])``,
+            in order of ``hidden_from``.
+        top: (U,) int64 highest arrival ever given to the user, 0 if none.
+        trimmed_through: (U,) int64 events with ``arrival <= trimmed_through`` (inclusive) have been dropped.
+        event_ids: ids aligned with ``events``, null where an event had none; None where the schema has no ids.
+    """
+
+    events: Events
+    hides: npt.NDArray[np.void]
+    hide_offsets: npt.NDArray[np.int64]
+    top: npt.NDArray[np.int64]
+    trimmed_through: npt.NDArray[np.int64]
+    event_ids: Column | None
+
+
+class RecentTier(Protocol):
+    """A durable, ordered log of recent events by user. Calls may come from several threads at once."""
+
+    @property
+    def schema(self) -> EventSchema:
+        """The schema of the events that ``append`` takes and ``read_since`` gives."""
+        ...
+
+    def append(
+        self,
+        users: Users,
+        event_ts: npt.NDArray[np.int64] | Column,
+        columns: dict[str, Column],
+        event_ids: Column | None = None,
+        supersedes: Column | None = None,
+        resolve: Resolve | None = None,
+    ) -> AppendResult:
+        """Append n events, all or none, in row order; durable by the tier's stated policy when it returns.
+
+        Each new event gets its user's counter + 1. An event whose id (scoped to its user) was appended before is a
+        duplicate and changes nothing, its ``supersedes`` included. ``supersedes`` (null where none) is the id of an
+        earlier event of the same user: an earlier row, one the tier has seen (trimmed or not), or one that
+        ``resolve`` knows.
+
+        Raises (and appends nothing):
+            InputError: lengths differ; a time is null or negative; a null in a column that allows none; an event id
+                of more than 255 UTF-8 bytes.
+            SchemaError: columns are not those of the schema, or not of its dtypes.
+            UserKindError: ids are not of the schema's kind.
+            DuplicateEventError: one id twice for one user in this call.
+            UnknownEventError: ``supersedes`` names no earlier event of the user.
+        """
+        ...
+
+    def read_since(self, users: Users, after: npt.NDArray[np.int64]) -> RecentRead:
+        """Events with ``arrival > after[u]`` (strict) of each user, all as of one moment.
+
+        Raises:
+            InputError: a user is asked for twice, or the lengths differ.
+            CorruptionError: stored bytes are not what was written.
+        """
+        ...
+
+    def users(self) -> Users:
+        """The users that hold at least one event now, ascending."""
+        ...
+
+    def trim(self, users: Users, through: npt.NDArray[np.int64]) -> None:
+        """Drop events with ``arrival <= through[u]`` (inclusive); ids stay.
+
+        ``trimmed_through`` becomes the larger of old and new. A counter below ``through`` is raised to it: an arrival
+        that was dropped is never given out again. All or none, durable like an append.
+        """
+        ...
+
+    def raise_counters(self, users: Users, at_least: npt.NDArray[np.int64]) -> None:
+        """Counter becomes ``max(counter, at_least[u])``: after a bulk load, or when the tier was lost."""
+        ...
+
+    def close(self) -> None:
+        """Release files and memory; later calls raise StoreError. Closing twice is fine."""
+        ...
