@@ -1,0 +1,97 @@
+"""One name, one function: finds a kernel in the active backend and imports that backend on first use.
+
+Worked example::
+
+    kernel("crc32c")(np.frombuffer(b"123456789", np.uint8))      # 0xE3069283, from thinrow.kernels.numba.crc
+    with use("reference"):
+        kernel("crc32c")(...)                                    # the same number, from thinrow.kernels.reference.crc
+
+Every backend has the same modules with the same functions and signatures; ``reference`` is plain NumPy and the oracle
+of the others.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from thinrow.core.errors import InputError
+
+#: Kernel -> module of the backend package that defines it. A new kernel is one line here.
+KERNELS: dict[str, str] = {
+    "crc32c": "crc",
+    "crc32c_many": "crc",
+    "copy_ranges": "blocks",
+    "decode_fixed": "blocks",
+    "plan_blocks": "encode",
+    "write_blocks": "encode",
+    "identity_mix": "history",
+    "content_digest": "history",
+    "fold_bytes": "history",
+    "apply_hides": "history",
+    "tighten_pieces": "history",
+    "mark_mixed": "history",
+    "summarize": "history",
+    "read_ranges": "history",
+    "merge_runs": "history",
+    "example_slices": "history",
+    "piece_summaries": "history",
+    "remap_codes": "history",
+    "runs_of_rows": "history",
+    "cut_stripes": "history",
+    "mix64": "features",
+    "hash_ints": "features",
+    "hash_bytes": "features",
+    "hash_tuples": "features",
+    "mod_unsigned": "features",
+    "bucketize_ints": "features",
+    "bucketize_floats": "features",
+    "history_candidate_cross": "features",
+}
+
+BACKENDS = ("numba", "reference")
+
+_active = BACKENDS[0]
+
+
+def kernel(name: str) -> Callable[..., Any]:
+    """The function ``name`` of the active backend.
+
+    Raises:
+        InputError: there is no such kernel.
+    """
+    return _find(_active, name)
+
+
+def active() -> str:
+    """The name of the active backend."""
+    return _active
+
+
+@contextmanager
+def use(backend: str) -> Iterator[None]:
+    """Make ``backend`` the active one within the context, for every thread of the process.
+
+    Raises:
+        InputError: there is no such backend.
+    """
+    global _active
+    if backend not in BACKENDS:
+        raise InputError(f"no kernel backend {backend!r}; there are {', '.join(BACKENDS)}")
+    previous, _active = _active, backend
+    try:
+        yield
+    finally:
+        _active = previous
+
+
+@cache
+def _find(backend: str, name: str) -> Callable[..., Any]:
+    if name not in KERNELS:
+        raise InputError(f"no kernel {name!r}; add it to thinrow.kernels.dispatch.KERNELS")
+    module = importlib.import_module(f"thinrow.kernels.{backend}.{KERNELS[name]}")
+    found: Callable[..., Any] = getattr(module, name)
+    return found

@@ -1,0 +1,1 @@
+"""The default backend: loops compiled by numba for this CPU, cached on disk."""

@@ -1,0 +1,411 @@
+"""Decoding of fixed-width blocks (codecs 0 to 6 of docs/format/archive-v1.md), many runs in one call.
+
+Worked example: block ``base 100, scale 5, width 2, q = [0, 3, 1]`` holds 100, 115, 105; the run that asks for its rows
+[1, 3) gets 115, 105. Values are unpacked 512 at a time into a scratch array that stays in the nearest cache, and one
+simple loop a codec turns them into the output, so codecs and bounds are checked once a run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import types
+
+from thinrow.kernels.numba.jit import intrinsic, njit
+
+Array = npt.NDArray[Any]
+
+CHUNK = 512
+MAX_ROWS = 1 << 31
+ZERO, CONSTANT, PACKED, DELTA, DICTIONARY, LOCAL, RAW = 0, 1, 2, 3, 4, 5, 6
+#: Widest value that one unaligned 8-byte load always holds: 57 bits and a shift of up to 7.
+MAX_ONE_LOAD = 57
+
+
+@intrinsic
+def _load64(typingctx: Any, data: Any, offset: Any) -> Any:
+    """The 8 bytes ``data[offset:offset + 8]`` as one uint64, at any alignment."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        base = context.make_array(signature.args[0])(context, builder, args[0]).data
+        word = builder.load(builder.bitcast(builder.gep(base, [args[1]]), ir.IntType(64).as_pointer()))
+        word.align = 1
+        return word
+
+    return types.uint64(data, types.intp), emit
+
+
+@njit
+def _copy(src: Array, dst: Array) -> None:
+    """``dst[:] = src[:len(dst)]``; a loop, because slice assignment in numba first copies what might overlap."""
+    for i in range(len(dst)):
+        dst[i] = src[i]
+
+
+@njit
+def _packed_bytes(n: int, width: int) -> int:
+    return ((n * width + 63) // 64 + 1) * 8
+
+
+@njit
+def _unpack(buffer: Array, words: Array, block: int, width: int, first: int, n: int, out: Array) -> None:
+    """Packed values ``[first, first + n)`` of the bit string at byte ``block`` into ``out[:n]`` (uint64)."""
+    if width == 0:
+        out[:n] = 0
+        return
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+    bit = first * width
+    if width > MAX_ONE_LOAD:
+        for i in range(n):
+            at = block // 8 + (bit >> 6)
+            shift = np.uint64(bit & 63)
+            # Two shifts, because a shift by 64 is undefined.
+            high = (words[at + 1] << np.uint64(1)) << (np.uint64(63) - shift)
+            out[i] = ((words[at] >> shift) | high) & mask
+            bit += width
+        return
+    at = block + (bit >> 3)
+    b0 = bit & 7
+    whole = n - n % 8
+    # Eight values take `width` bytes, so their byte offsets and shifts repeat: they leave the loop.
+    b1, b2, b3, b4 = b0 + width, b0 + 2 * width, b0 + 3 * width, b0 + 4 * width
+    b5, b6, b7 = b0 + 5 * width, b0 + 6 * width, b0 + 7 * width
+    o1, o2, o3, o4, o5, o6, o7 = b1 >> 3, b2 >> 3, b3 >> 3, b4 >> 3, b5 >> 3, b6 >> 3, b7 >> 3
+    s0, s1, s2, s3 = np.uint64(b0), np.uint64(b1 & 7), np.uint64(b2 & 7), np.uint64(b3 & 7)
+    s4, s5, s6, s7 = np.uint64(b4 & 7), np.uint64(b5 & 7), np.uint64(b6 & 7), np.uint64(b7 & 7)
+    for i in range(0, whole, 8):
+        out[i] = (_load64(buffer, at) >> s0) & mask
+        out[i + 1] = (_load64(buffer, at + o1) >> s1) & mask
+        out[i + 2] = (_load64(buffer, at + o2) >> s2) & mask
+        out[i + 3] = (_load64(buffer, at + o3) >> s3) & mask
+        out[i + 4] = (_load64(buffer, at + o4) >> s4) & mask
+        out[i + 5] = (_load64(buffer, at + o5) >> s5) & mask
+        out[i + 6] = (_load64(buffer, at + o6) >> s6) & mask
+        out[i + 7] = (_load64(buffer, at + o7) >> s7) & mask
+        at += width
+    for i in range(whole, n):
+        out[i] = (_load64(buffer, at + (b0 >> 3)) >> np.uint64(b0 & 7)) & mask
+        b0 += width
+
+
+@njit
+def _restart_row(words: Array, rows: int, k: int) -> Any:
+    """Entry k of the uint32 rows that begin at byte ``rows``."""
+    return np.int64((words[rows // 8 + (k >> 1)] >> np.uint64((k & 1) * 32)) & np.uint64(0xFFFFFFFF))
+
+
+@njit
+def _restarts(words: Array, block: int, length: int, width: int, n_rows: int, row: int, stop: int) -> Any:
+    """Header of a delta block: (whether it is sound, number of restarts, the last restart at or before ``row``)."""
+    if length < 24 or words[block // 8 + 2] > np.uint64(n_rows):
+        return False, 0, 0
+    n = np.int64(words[block // 8 + 2])
+    if 24 + (n * 4 + 7) // 8 * 8 + n * 8 + _packed_bytes(n_rows, width) != length:
+        return False, 0, 0
+    previous = -1
+    k = 0
+    for r in range(n):
+        at = _restart_row(words, block + 24, r)
+        if at <= previous or at >= n_rows:
+            return False, 0, 0
+        previous = at
+        if at <= row:
+            k = r
+    if row < stop and (n == 0 or _restart_row(words, block + 24, 0) != 0):
+        return False, 0, 0
+    return True, n, k
+
+
+@njit
+def _store(words: Array, n: int, out: Array, at: int, itemsize: int) -> None:
+    """Cut ``words[:n]`` to items of ``itemsize`` bytes, at item ``at`` of ``out`` (uint8)."""
+    target = out[at * itemsize : (at + n) * itemsize]
+    if itemsize == 8:
+        wide = target.view(np.uint64)
+        for i in range(n):
+            wide[i] = words[i]
+    elif itemsize == 4:
+        half = target.view(np.uint32)
+        for i in range(n):
+            half[i] = words[i]
+    elif itemsize == 2:
+        quarter = target.view(np.uint16)
+        for i in range(n):
+            quarter[i] = words[i]
+    else:
+        for i in range(n):
+            target[i] = words[i]
+
+
+@njit
+def _look_up(codes: Array, n: int, table: Array) -> bool:
+    """``table[code]`` in place of each code; False where a code is not below ``len(table)``."""
+    largest = np.uint64(0)
+    for i in range(n):
+        largest = max(largest, codes[i])
+    if n > 0 and largest >= np.uint64(len(table)):
+        return False
+    for i in range(n):
+        codes[i] = table[codes[i]]
+    return True
+
+
+@njit
+def _sum_deltas(
+    words: Array, block: int, values: int, n_restarts: int, k: int, row: int, q: Array, n: int, value: Any
+) -> Any:
+    """Values in place of the n deltas of rows [row, row + n); ``value`` is that of the row before.
+
+    k is the first restart at or after ``row``; returns the last value and the first restart after these rows.
+    """
+    min_delta, scale = words[block // 8], words[block // 8 + 1]
+    i = 0
+    while i < n:
+        following = _restart_row(words, block + 24, k) - row if k < n_restarts else n
+        steps = q[i : min(n, following)]
+        for j in range(len(steps)):
+            value += min_delta + steps[j] * scale
+            steps[j] = value
+        i += len(steps)
+        if i < n:
+            value = words[values // 8 + k]
+            q[i] = value
+            k += 1
+            i += 1
+    return value, k
+
+
+@njit
+def _raw(
+    buffer: Array, words: Array, block: int, width: int, row: int, out: Array, at: int, n: int, itemsize: int
+) -> None:
+    """Codec 6: rows [row, row + n), sign-extended or cut to the output's width."""
+    if width == itemsize * 8:
+        _copy(buffer[block + row * itemsize :], out[at * itemsize : (at + n) * itemsize])
+        return
+    spare = np.int64(64 - width)
+    one = np.empty(1, np.uint64)
+    for i in range(n):
+        bit = (row + i) * width
+        word = words[block // 8 + (bit >> 6)] >> np.uint64(bit & 63)
+        one[0] = np.uint64(np.int64(word << np.uint64(spare)) >> spare)
+        _store(one, 1, out, at + i, itemsize)
+
+
+@njit
+def _decode_packed(
+    buffer: Array,
+    words: Array,
+    block: int,
+    packed: int,
+    codec: int,
+    width: int,
+    n_restarts: int,
+    k: int,
+    row: int,
+    stop: int,
+    table: Array,
+    out: Array,
+    at: int,
+    itemsize: int,
+    scratch: Array,
+) -> bool:
+    """Rows [row, stop) of a block of codec 2 to 5 with sound sizes; False where a code is not in ``table``.
+
+    A delta block is summed from its restart k, so rows before ``row`` are decoded and not stored.
+    """
+    base, scale = words[block // 8], words[block // 8 + 1]
+    first = _restart_row(words, block + 24, k) if codec == DELTA else row
+    value = np.uint64(0)
+    while first < stop:
+        n = min(CHUNK, stop - first)
+        _unpack(buffer, words, packed, width, first, n, scratch)
+        if codec == PACKED:
+            for i in range(n):
+                scratch[i] = base + scratch[i] * scale
+        elif codec == DELTA:
+            value, k = _sum_deltas(words, block, packed - n_restarts * 8, n_restarts, k, first, scratch, n, value)
+        elif not _look_up(scratch, n, table):
+            return False
+        skipped = max(row - first, 0)
+        if skipped < n:
+            _store(scratch[skipped:], n - skipped, out, at + first + skipped - row, itemsize)
+        first += n
+    return True
+
+
+@njit
+def _decode_run(
+    buffer: Array,
+    words: Array,
+    block: int,
+    length: int,
+    codec: int,
+    width: int,
+    n_rows: int,
+    row: int,
+    stop: int,
+    dictionary: Array,
+    out: Array,
+    at: int,
+    itemsize: int,
+    scratch: Array,
+) -> bool:
+    """Rows [row, stop) of a block that lies in ``buffer``; False where it is damaged."""
+    first = block // 8
+    if codec == ZERO:
+        if length == 0:
+            out[at * itemsize : (at + stop - row) * itemsize] = 0
+        return length == 0
+    if codec == CONSTANT:
+        if length != 8:
+            return False
+        scratch[:] = words[first]
+        for done in range(0, stop - row, CHUNK):
+            _store(scratch, min(CHUNK, stop - row - done), out, at + done, itemsize)
+        return True
+    if codec == RAW:
+        if width not in (8, 16, 32, 64) or length != (n_rows * (width // 8) + 7) // 8 * 8:
+            return False
+        _raw(buffer, words, block, width, row, out, at, stop - row, itemsize)
+        return True
+    n_restarts, k = 0, 0
+    packed = block + length - _packed_bytes(n_rows, width)
+    table = dictionary
+    if codec == PACKED:
+        if packed != block + 16:
+            return False
+    elif codec == DELTA:
+        sound, n_restarts, k = _restarts(words, block, length, width, n_rows, row, stop)
+        if not sound:
+            return False
+    elif codec == LOCAL:
+        if length < 8 or words[first] > np.uint64(length // 8) or packed != block + 8 + 8 * np.int64(words[first]):
+            return False
+        table = words[first + 1 : packed // 8]
+    elif codec != DICTIONARY or packed != block:
+        return False
+    if row == stop:
+        return True
+    return _decode_packed(
+        buffer, words, block, packed, codec, width, n_restarts, k, row, stop, table, out, at, itemsize, scratch
+    )
+
+
+@njit
+def _decode_runs(
+    buffer: Array,
+    block_off: Array,
+    block_len: Array,
+    codec: Array,
+    width: Array,
+    n_rows: Array,
+    row_from: Array,
+    row_to: Array,
+    out_pos: Array,
+    dictionary: Array,
+    dict_off: Array,
+    dict_n: Array,
+    out: Array,
+    itemsize: int,
+) -> int:
+    words = buffer[: len(buffer) // 8 * 8].view(np.uint64)
+    limit = len(words) * 8
+    items = len(out) // itemsize
+    scratch = np.empty(CHUNK, np.uint64)
+    for i in range(len(block_off)):
+        block, length, rows = block_off[i], block_len[i], n_rows[i]
+        row, stop, at = row_from[i], row_to[i], out_pos[i]
+        if block < 0 or block > limit or (block & 7) != 0 or length < 0 or length > limit - block or (length & 7) != 0:
+            return i
+        if rows < 0 or rows > MAX_ROWS or row < 0 or row > stop or stop > rows or width[i] > 64:
+            return i
+        if at < 0 or at > items or stop - row > items - at:
+            return i
+        first, size = dict_off[i], dict_n[i]
+        if codec[i] != DICTIONARY:
+            first, size = 0, 0
+        if first < 0 or first > len(dictionary) or size < 0 or size > len(dictionary) - first:
+            return i
+        table = dictionary[first : first + size]
+        kind: Any = np.int64(codec[i])
+        bits: Any = np.int64(width[i])
+        if not _decode_run(
+            buffer, words, block, length, kind, bits, rows, row, stop, table, out, at, itemsize, scratch
+        ):
+            return i
+    return -1
+
+
+def decode_fixed(
+    buffer: Array,
+    block_off: Array,
+    block_len: Array,
+    codec: Array,
+    width: Array,
+    n_rows: Array,
+    row_from: Array,
+    row_to: Array,
+    out_pos: Array,
+    dictionary: Array,
+    dict_off: Array,
+    dict_n: Array,
+    out: Array,
+) -> int:
+    """Decode rows [row_from, row_to) of stripe block i into ``out[out_pos[i]:]``, for every run i.
+
+    Args:
+        buffer: uint8, 8-byte aligned, holding the blocks.
+        block_off: (n,) int64 byte offset of each block, a multiple of 8.
+        block_len: (n,) int64 bytes of each block.
+        codec: (n,) uint8.
+        width: (n,) uint8 bits a packed value.
+        n_rows: (n,) int64 rows in the whole stripe.
+        row_from: (n,) int64 first row wanted (inclusive).
+        row_to: (n,) int64 last row wanted (exclusive).
+        out_pos: (n,) int64 position in ``out`` of the first row wanted.
+        dictionary: uint64 words of segment dictionaries, one after another.
+        dict_off: (n,) int64 first word of the dictionary that block i uses (codec 4 alone).
+        dict_n: (n,) int64 words in it (codec 4 alone).
+        out: contiguous, of any dtype of 1, 2, 4 or 8 bytes; a word is cut to its width.
+
+    Returns:
+        -1, or the index of the first run whose block, rows or output range is impossible. Nothing outside
+        ``buffer``, ``dictionary`` and the run's own output range is ever read or written.
+    """
+    # As bytes, every dtype of the output is served by one compilation.
+    flat = out.view(np.uint8)
+    found: int = _decode_runs(
+        buffer,
+        block_off,
+        block_len,
+        codec,
+        width,
+        n_rows,
+        row_from,
+        row_to,
+        out_pos,
+        dictionary if dictionary.flags.writeable else dictionary.copy(),
+        dict_off,
+        dict_n,
+        flat,
+        out.itemsize,
+    )
+    return found
+
+
+@njit
+def copy_ranges(src: Array, src_off: Array, length: Array, dst: Array, dst_off: Array) -> int:
+    """``dst[dst_off[i]:][:length[i]] = src[src_off[i]:][:length[i]]`` for every i, in order (uint8, int64).
+
+    Returns -1, or the index of the first range that does not lie in its array; the ranges before it are copied.
+    """
+    for i in range(len(src_off)):
+        a, b, n = src_off[i], dst_off[i], length[i]
+        if n < 0 or a < 0 or b < 0 or a > len(src) or b > len(dst) or n > len(src) - a or n > len(dst) - b:
+            return i
+        _copy(src[a:], dst[b : b + n])
+    return -1

@@ -1,0 +1,147 @@
+"""Decoding of fixed-width blocks (codecs 0 to 6 of docs/format/archive-v1.md), a run at a time, as the format says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+MAX_ROWS = 1 << 31
+
+
+class _Damaged(Exception):
+    """The block cannot be what a writer wrote."""
+
+
+def packed_bytes(n: int, width: int) -> int:
+    """Bytes of n packed values, with the extra word."""
+    return ((n * width + 63) // 64 + 1) * 8
+
+
+def _unpack(data: Array, n: int, width: int) -> Array:
+    """All n packed values of a bit string: (n,) uint64."""
+    bits = np.unpackbits(data, bitorder="little")[: n * width].reshape(n, width)
+    values = np.zeros(n, np.uint64)
+    for b in range(width):
+        values |= bits[:, b].astype(np.uint64) << np.uint64(b)
+    return values
+
+
+def _u64(block: Array, at: int, n: int) -> Array:
+    words: Array = block[at : at + n * 8].view("<u8")
+    return words
+
+
+def _check(holds: bool) -> None:
+    if not holds:
+        raise _Damaged
+
+
+def _delta(block: Array, width: int, n_rows: int, empty: bool) -> Array:
+    _check(len(block) >= 24 and int(_u64(block, 16, 1)[0]) <= n_rows)
+    step, scale, count = _u64(block, 0, 3)
+    n = int(count)
+    values_at = 24 + (n * 4 + 7) // 8 * 8
+    packed_at = values_at + 8 * n
+    _check(packed_at + packed_bytes(n_rows, width) == len(block))
+    rows = block[24 : 24 + 4 * n].view("<u4").astype(np.int64)
+    _check(bool((np.diff(rows) > 0).all()) and bool((rows < n_rows).all()))
+    _check(empty or (n > 0 and rows[0] == 0))
+    moved = step + _unpack(block[packed_at:], n_rows, width) * scale
+    out = np.zeros(n_rows, np.uint64)
+    for first, last, value in zip(rows, [*rows[1:], n_rows], _u64(block, values_at, n), strict=True):
+        moved[first] = value
+        out[first:last] = np.cumsum(moved[first:last], dtype=np.uint64)
+    return out
+
+
+def _decode_block(
+    block: Array, codec: int, width: int, n_rows: int, row: int, stop: int, dictionary: Array, first: int, size: int
+) -> Array:
+    """Rows [row, stop) of one block: uint64 words (raw: sign-extended)."""
+    if codec == 0:
+        _check(len(block) == 0)
+        return np.zeros(stop - row, np.uint64)
+    if codec == 1:
+        _check(len(block) == 8)
+        return np.full(stop - row, _u64(block, 0, 1)[0])
+    if codec == 2:
+        _check(len(block) == 16 + packed_bytes(n_rows, width))
+        base, scale = _u64(block, 0, 2)
+        scaled: Array = base + _unpack(block[16:], n_rows, width) * scale
+        return scaled[row:stop]
+    if codec == 3:
+        return _delta(block, width, n_rows, row == stop)[row:stop]
+    if codec in (4, 5):
+        packed, table = block, dictionary
+        if codec == 4:
+            _check(first >= 0 and 0 <= size <= len(dictionary) - first)
+        else:
+            _check(len(block) >= 8 and int(_u64(block, 0, 1)[0]) <= len(block) // 8)
+            first, size = 0, int(_u64(block, 0, 1)[0])
+            packed, table = block[8 + 8 * size :], _u64(block, 8, size)
+        _check(len(packed) == packed_bytes(n_rows, width))
+        codes = _unpack(packed, n_rows, width)[row:stop]
+        _check(bool((codes < np.uint64(size)).all()))
+        taken: Array = table[first + codes.astype(np.int64)]
+        return taken
+    _check(codec == 6 and width in (8, 16, 32, 64) and len(block) == (n_rows * (width // 8) + 7) // 8 * 8)
+    signed = block[: n_rows * (width // 8)].view(f"<i{width // 8}")[row:stop]
+    return signed.astype(np.int64).view(np.uint64)
+
+
+def decode_fixed(
+    buffer: Array,
+    block_off: Array,
+    block_len: Array,
+    codec: Array,
+    width: Array,
+    n_rows: Array,
+    row_from: Array,
+    row_to: Array,
+    out_pos: Array,
+    dictionary: Array,
+    dict_off: Array,
+    dict_n: Array,
+    out: Array,
+) -> int:
+    """As ``thinrow.kernels.numba.blocks.decode_fixed``."""
+    limit = len(buffer) // 8 * 8
+    for i in range(len(block_off)):
+        block, length, rows = int(block_off[i]), int(block_len[i]), int(n_rows[i])
+        row, stop, at = int(row_from[i]), int(row_to[i]), int(out_pos[i])
+        if not 0 <= block <= limit or block % 8 or not 0 <= length <= limit - block or length % 8:
+            return i
+        if not 0 <= row <= stop <= rows <= MAX_ROWS or width[i] > 64:
+            return i
+        if not 0 <= at <= len(out) or stop - row > len(out) - at:
+            return i
+        try:
+            words = _decode_block(
+                buffer[block : block + length],
+                int(codec[i]),
+                int(width[i]),
+                rows,
+                row,
+                stop,
+                dictionary,
+                int(dict_off[i]),
+                int(dict_n[i]),
+            )
+        except _Damaged:
+            return i
+        out[at : at + stop - row] = words.astype(f"u{out.itemsize}").view(out.dtype)
+    return -1
+
+
+def copy_ranges(src: Array, src_off: Array, length: Array, dst: Array, dst_off: Array) -> int:
+    """As ``thinrow.kernels.numba.blocks.copy_ranges``."""
+    for i in range(len(src_off)):
+        a, b, n = int(src_off[i]), int(dst_off[i]), int(length[i])
+        if n < 0 or not 0 <= a <= len(src) - n or not 0 <= b <= len(dst) - n:
+            return i
+        dst[b : b + n] = src[a : a + n]
+    return -1

@@ -1,0 +1,276 @@
+"""Streams of column values as stripe blocks, and group regions of several streams (docs/format/archive-v1.md, 3 and 4).
+
+Worked example: rows ``[7, 7, 7 | 9, 8]`` in two stripes. ``encode_fixed`` gives a constant block of 8 bytes (7) and for
+the second stripe, of 1-byte items, a raw block of 8 bytes; ``interleave`` of this one stream puts before each block a
+header of 12 bytes padded to 16: two chunks of 24 bytes.
+
+Decoding of fixed-width runs is the kernel ``decode_fixed``; here are the checks before it and the decoding of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.errors import InputError
+from thinrow.kernels import kernel
+
+U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+
+#: One stream's entry in a chunk header.
+ENTRY_DTYPE = np.dtype(
+    [("codec", "u1"), ("width", "u1"), ("reserved", "<u2"), ("length", "<u4"), ("crc", "<u4")], align=False
+)
+
+#: Codec of string and binary streams without a segment dictionary.
+ZSTD_BYTES = 7
+#: Highest codec that this reader knows; ids above it are reserved.
+LAST_CODEC = 7
+ZSTD_LEVEL = 3
+_MAX_BLOCK = (1 << 32) - 8
+
+
+class BadBlock(Exception):
+    """Stored bytes that no writer wrote; the caller adds file, user and column and raises CorruptionError.
+
+    Attributes:
+        index: chunk or run in the call's arrays.
+        stream: position of the stream in its group, -1 where none is to blame.
+        what: what is wrong.
+    """
+
+    def __init__(self, index: int, stream: int, what: str) -> None:
+        self.index, self.stream, self.what = index, stream, what
+        super().__init__(f"chunk or run {index}, stream {stream}: {what}")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedStream:
+    """One stream of all stripes of a segment.
+
+    Attributes:
+        codec: (S,) uint8.
+        width: (S,) uint8 bits a packed value.
+        payload: uint8, the blocks one after another, each a multiple of 8 bytes.
+        offsets: (S + 1,) int64 bytes of each block in ``payload``.
+        crc: (S,) uint32 CRC of each block.
+    """
+
+    codec: U8
+    width: U8
+    payload: U8
+    offsets: I64
+    crc: U32
+
+
+def header_bytes(n_streams: int) -> int:
+    """Bytes of the header of a chunk of ``n_streams`` blocks."""
+    return (n_streams * ENTRY_DTYPE.itemsize + 7) // 8 * 8
+
+
+def encode_fixed(
+    words: U64,
+    stripe_offsets: I64,
+    restarts: I64,
+    itemsize: int,
+    dictionary_codes: tuple[npt.NDArray[Any], int] | None = None,
+) -> EncodedStream:
+    """Fixed-width values in the smallest block that codecs 0 to 6 give each stripe.
+
+    Args:
+        words: (R,) uint64: integers sign-extended, floats by their bits.
+        stripe_offsets: (S + 1,) int64 rows of each stripe.
+        restarts: (P,) int64 ascending rows where a piece begins; the first row of every stripe must be one.
+        itemsize: bytes of a raw value (1, 2, 4 or 8).
+        dictionary_codes: codes (R,) into the column's segment dictionary and the number of words in that dictionary.
+
+    Raises:
+        InputError: a stripe does not begin with a restart, or a code is not in the dictionary.
+    """
+    words = np.ascontiguousarray(words, np.uint64)
+    stripe_offsets = np.ascontiguousarray(stripe_offsets, np.int64)
+    restarts = np.ascontiguousarray(restarts, np.int64)
+    firsts = stripe_offsets[:-1][np.diff(stripe_offsets) > 0]
+    found = np.searchsorted(restarts, firsts)
+    if len(firsts) and (found[-1] >= len(restarts) or not np.array_equal(restarts[found], firsts)):
+        raise InputError("a stripe begins with a row that is no restart; add the first row of every stripe to restarts")
+    codes = np.empty(0, np.uint32)
+    if dictionary_codes is not None:
+        codes = np.ascontiguousarray(dictionary_codes[0], np.uint32)
+        if len(codes) and int(codes.max()) >= dictionary_codes[1]:
+            raise InputError(
+                f"dictionary code {codes.max()} of a dictionary of {dictionary_codes[1]}; codes must be less"
+            )
+    arguments = (words, stripe_offsets, restarts, itemsize, codes)
+    codec, width, size, base, scale = kernel("plan_blocks")(*arguments, dictionary_codes is not None)
+    offsets = _offsets(size)
+    payload = np.zeros(int(offsets[-1]), np.uint8)
+    kernel("write_blocks")(*arguments, codec, width, base, scale, offsets, payload)
+    return EncodedStream(codec, width, payload, offsets, kernel("crc32c_many")(payload, offsets[:-1], size))
+
+
+def encode_bytes(values: tuple[I64, U8], stripe_offsets: I64) -> EncodedStream:
+    """Strings or bytes, one zstd block a stripe (codec 7).
+
+    Args:
+        values: (R + 1,) int64 offsets, and the uint8 data that they cut.
+        stripe_offsets: (S + 1,) int64 rows of each stripe.
+
+    Raises:
+        InputError: the values of one stripe take 4 GiB or more.
+    """
+    import zstandard
+
+    offsets, data = values
+    compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+    lengths = np.diff(offsets).astype("<u4")
+    blocks = []
+    for start, stop in zip(stripe_offsets[:-1].tolist(), stripe_offsets[1:].tolist(), strict=True):
+        first, last = int(offsets[start]), int(offsets[stop])
+        if last - first + 4 * (stop - start) > _MAX_BLOCK // 2:
+            raise InputError(f"a stripe of {last - first} bytes of values; 2 GiB at most, store shorter values")
+        raw = lengths[start:stop].tobytes() + data[first:last].tobytes()
+        frame = compressor.compress(raw)
+        sizes = np.array([len(raw), len(frame)], "<u8").tobytes()
+        blocks.append(sizes + frame + bytes(-len(frame) % 8))
+    block_offsets = _offsets(np.array([len(b) for b in blocks], np.int64))
+    payload = np.frombuffer(bytearray(b"".join(blocks)), np.uint8)
+    crc = kernel("crc32c_many")(payload, block_offsets[:-1], np.diff(block_offsets))
+    n = len(blocks)
+    return EncodedStream(np.full(n, ZSTD_BYTES, np.uint8), np.zeros(n, np.uint8), payload, block_offsets, crc)
+
+
+def interleave(streams: Sequence[EncodedStream]) -> tuple[U8, I64, U32]:
+    """The group region of several streams of the same stripes: one chunk a stripe, header first.
+
+    Returns:
+        the region's bytes (uint8), chunk offsets (S + 1,) int64 in it, and the CRC of each chunk's header (S,) uint32.
+    """
+    n_streams, n = len(streams), len(streams[0].codec)
+    head = header_bytes(n_streams)
+    lengths = np.stack([np.diff(s.offsets) for s in streams], axis=1)
+    chunk_offsets = _offsets(head + lengths.sum(axis=1))
+    entries = np.zeros((n, n_streams), ENTRY_DTYPE)
+    for k, stream in enumerate(streams):
+        entries["codec"][:, k] = stream.codec
+        entries["width"][:, k] = stream.width
+        entries["length"][:, k] = lengths[:, k]
+        entries["crc"][:, k] = stream.crc
+    headers = np.zeros((n, head), np.uint8)
+    headers[:, : n_streams * ENTRY_DTYPE.itemsize] = entries.view(np.uint8).reshape(n, -1)
+    header_crc = kernel("crc32c_many")(headers.reshape(-1), np.arange(n, dtype=np.int64) * head, np.full(n, head))
+    region = np.empty(int(chunk_offsets[-1]), np.uint8)
+    copy = kernel("copy_ranges")
+    copy(headers.reshape(-1), np.arange(n, dtype=np.int64) * head, np.full(n, head), region, chunk_offsets[:-1])
+    place = chunk_offsets[:-1] + head
+    for k, stream in enumerate(streams):
+        copy(stream.payload, stream.offsets[:-1], np.ascontiguousarray(lengths[:, k]), region, place)
+        place = place + lengths[:, k]
+    return region, chunk_offsets, header_crc
+
+
+def parse_headers(
+    buffer: U8, chunk_off: I64, chunk_len: I64, n_streams: int, header_crc: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], I64]:
+    """The headers of chunks that lie in ``buffer``.
+
+    Args:
+        buffer: uint8.
+        chunk_off: (n,) int64 position of each chunk in ``buffer``.
+        chunk_len: (n,) int64 bytes of each chunk, as the stripe record says.
+        n_streams: streams of the group.
+        header_crc: (n,) uint32, as the stripe record says.
+
+    Returns:
+        entries (n, n_streams) of ``ENTRY_DTYPE`` and (n, n_streams) int64 positions of the blocks in ``buffer``.
+
+    Raises:
+        BadBlock: a chunk outside the buffer, a wrong header CRC, an unknown codec, or lengths that do not add up.
+    """
+    n, head = len(chunk_off), header_bytes(n_streams)
+    outside = (chunk_off < 0) | (chunk_len < head) | (chunk_off > len(buffer)) | (chunk_len > len(buffer) - chunk_off)
+    _refuse(outside, "a chunk shorter than its header or not in the bytes read")
+    bad = check_crcs(buffer, chunk_off, np.full(n, head, np.int64), header_crc)
+    if bad >= 0:
+        raise BadBlock(bad, -1, "the header's CRC does not match")
+    used = n_streams * ENTRY_DTYPE.itemsize
+    headers = buffer[chunk_off[:, None] + np.arange(used)]
+    entries = headers.view(ENTRY_DTYPE).reshape(n, n_streams)
+    for k in range(n_streams):
+        unknown = entries["codec"][:, k] > LAST_CODEC
+        if unknown.any():
+            i = int(unknown.argmax())
+            raise BadBlock(i, k, f"unknown codec {entries['codec'][i, k]}; codecs 0 to {LAST_CODEC} are known")
+    offsets = np.empty((n, n_streams + 1), np.int64)
+    offsets[:, 0] = chunk_off + head
+    np.cumsum(entries["length"], axis=1, dtype=np.int64, out=offsets[:, 1:])
+    offsets[:, 1:] += offsets[:, :1]
+    _refuse((entries["length"] % 8 != 0).any(axis=1), "a block length that is no multiple of 8")
+    _refuse(offsets[:, -1] != chunk_off + chunk_len, "block lengths that do not add up to the chunk's")
+    return entries, offsets[:, :-1]
+
+
+def check_crcs(buffer: U8, off: I64, length: I64, crc: npt.NDArray[Any]) -> int:
+    """Index of the first range of ``buffer`` whose CRC is not ``crc[i]`` (or that is not in it); -1 where all match."""
+    found = kernel("crc32c_many")(buffer, off, length)
+    wrong = (found != crc) | (off < 0) | (length < 0) | (off > len(buffer) - length)
+    return int(wrong.argmax()) if wrong.any() else -1
+
+
+def decode_bytes(buffer: U8, block_off: I64, length: I64, n_rows: I64, row_from: I64, row_to: I64) -> tuple[I64, U8]:
+    """Rows [row_from, row_to) of codec 7 blocks, run after run (all arguments but ``buffer`` are (n,) int64).
+
+    Returns:
+        (rows + 1,) int64 offsets and the uint8 data that they cut.
+
+    Raises:
+        BadBlock: a run whose block, frame or rows are impossible.
+    """
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor()
+    lengths: list[npt.NDArray[np.int64]] = []
+    parts: list[U8] = []
+    runs = zip(*(a.tolist() for a in (block_off, length, n_rows, row_from, row_to)), strict=True)
+    for i, (block, size, rows, first, last) in enumerate(runs):
+        if not 0 <= first <= last <= rows or not 0 <= block <= len(buffer) - size or size < 16:
+            raise BadBlock(i, -1, f"rows {first} to {last} of {rows} in a block of {size} bytes")
+        raw_bytes, frame_bytes = (int(v) for v in buffer[block : block + 16].view("<u8"))
+        if 16 + (frame_bytes + 7) // 8 * 8 != size or raw_bytes < 4 * rows or raw_bytes > _MAX_BLOCK:
+            raise BadBlock(i, -1, f"a frame of {frame_bytes} bytes for {raw_bytes} in a block of {size}")
+        frame = buffer[block + 16 : block + 16 + frame_bytes].data
+        try:
+            if zstandard.frame_content_size(frame) != raw_bytes:
+                raise BadBlock(i, -1, f"a zstd frame that does not hold {raw_bytes} bytes")
+            raw = np.frombuffer(decompressor.decompress(frame), np.uint8)
+        except (zstandard.ZstdError, MemoryError) as e:
+            raise BadBlock(i, -1, f"zstd: {e}") from e
+        sizes = raw[: 4 * rows].view("<u4").astype(np.int64)
+        ends = np.cumsum(sizes)
+        if len(raw) != raw_bytes or (int(ends[-1]) if rows else 0) != raw_bytes - 4 * rows:
+            raise BadBlock(i, -1, "value lengths that do not add up to the data")
+        data = raw[4 * rows :]
+        begin = int(ends[first - 1]) if first else 0
+        lengths.append(sizes[first:last])
+        parts.append(data[begin : int(ends[last - 1]) if last else 0])
+    if not parts:
+        return np.zeros(1, np.int64), np.empty(0, np.uint8)
+    return _offsets(np.concatenate(lengths)), np.concatenate(parts)
+
+
+def _offsets(lengths: npt.NDArray[Any]) -> I64:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _refuse(wrong: npt.NDArray[np.bool_], what: str) -> None:
+    if wrong.any():
+        raise BadBlock(int(wrong.argmax()), -1, what)

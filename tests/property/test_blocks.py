@@ -1,0 +1,245 @@
+"""Blocks: what is encoded comes back, every backend agrees, and damaged blocks are refused or decode in bounds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from thinrow.kernels import BACKENDS, kernel, use
+from thinrow.storage.codecs import EncodedStream, decode_bytes, encode_bytes, encode_fixed
+
+Array = npt.NDArray[Any]
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+DTYPES = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+NO_DICTIONARY = np.empty(0, np.uint64)
+
+
+class Case:
+    """Words of one column, cut into stripes and pieces."""
+
+    def __init__(
+        self, words: Array, stripes: Array, restarts: Array, itemsize: int, dictionary: Array, codes: Array
+    ) -> None:
+        self.words, self.stripes, self.restarts, self.itemsize = words, stripes, restarts, itemsize
+        self.dictionary, self.codes = dictionary, codes
+
+    def encode(self) -> EncodedStream:
+        codes = (self.codes, len(self.dictionary)) if len(self.dictionary) else None
+        return encode_fixed(self.words, self.stripes, self.restarts, self.itemsize, codes)
+
+    @property
+    def expected(self) -> Array:
+        return self.words.astype(f"u{self.itemsize}").view(DTYPES[self.itemsize])
+
+
+def make_case(kind: str, seed: int, n: int, stripe_rows: int, itemsize: int, piece_rows: int) -> Case:
+    rng = np.random.default_rng(seed)
+    top = 1 << (8 * itemsize - 1)
+    dictionary, codes = NO_DICTIONARY, np.empty(0, np.uint32)
+    if kind == "zero":
+        values = np.zeros(n, np.int64)
+    elif kind == "constant":
+        values = np.full(n, rng.integers(-top, top))
+    elif kind == "scaled":
+        values = rng.integers(0, 7, n) * max(1, top // 100) - top // 2
+    elif kind == "narrow":
+        values = rng.integers(-top // 8, top // 8, n) + rng.integers(-top // 2, top // 2)
+    elif kind == "ascending":
+        values = np.sort(rng.integers(-top, top, n))
+    elif kind == "steps":
+        values = (np.cumsum(rng.integers(0, 2, n) * 3) + 5) % min(top, 1 << 62)
+    elif kind == "few":
+        values = rng.choice(rng.integers(-top, top, 5), n)
+    elif kind == "dictionary":
+        table = np.unique(rng.integers(-top, top, 300))
+        rng.shuffle(table)
+        codes = rng.integers(0, len(table), n).astype(np.uint32)
+        values, dictionary = table[codes], table.view(np.uint64)
+    else:
+        values = rng.integers(-top, top, n)
+    stripes = np.unique(np.append(np.arange(0, n, stripe_rows), n))
+    restarts = np.unique(np.concatenate([stripes[:-1], np.arange(0, n, piece_rows)]))
+    return Case(values.astype(np.int64).view(np.uint64), stripes, restarts, itemsize, dictionary, codes)
+
+
+KINDS = ("zero", "constant", "scaled", "narrow", "ascending", "steps", "few", "dictionary", "random")
+cases = st.builds(
+    make_case,
+    st.sampled_from(KINDS),
+    st.integers(0, 2**32),
+    st.integers(1, 1500),
+    st.sampled_from([1, 7, 64, 512, 700]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 3, 50, 10_000]),
+)
+
+
+def decode(case: Case, stream: EncodedStream, row_from: Array, row_to: Array, out: Array, out_pos: Array) -> int:
+    n = len(stream.codec)
+    found: int = kernel("decode_fixed")(
+        stream.payload,
+        stream.offsets[:-1],
+        np.diff(stream.offsets),
+        stream.codec,
+        stream.width,
+        np.diff(case.stripes),
+        row_from,
+        row_to,
+        out_pos,
+        case.dictionary,
+        np.zeros(n, np.int64),
+        np.full(n, len(case.dictionary)),
+        out,
+    )
+    return found
+
+
+def whole(case: Case, stream: EncodedStream) -> Array:
+    rows = np.diff(case.stripes)
+    out = np.empty(len(case.words), DTYPES[case.itemsize])
+    assert decode(case, stream, np.zeros_like(rows), rows, out, case.stripes[:-1]) == -1
+    return out
+
+
+@QUICK
+@given(cases)
+def test_words_come_back(case: Case) -> None:
+    np.testing.assert_array_equal(whole(case, case.encode()), case.expected)
+
+
+@QUICK
+@given(cases, st.randoms(use_true_random=False))
+def test_any_rows_of_any_stripe(case: Case, random: Any) -> None:
+    stream = case.encode()
+    rows = np.diff(case.stripes)
+    first = np.array([random.randint(0, int(r)) for r in rows])
+    last = np.array([random.randint(int(a), int(r)) for a, r in zip(first, rows, strict=True)])
+    place = np.concatenate([[3], 3 + np.cumsum(last - first)])
+    for name in BACKENDS:
+        out = np.full(place[-1] + 4, 77, DTYPES[case.itemsize])
+        with use(name):
+            assert decode(case, stream, first, last, out, place[:-1]) == -1
+        wanted = [case.expected[s + a : s + b] for s, a, b in zip(case.stripes, first, last, strict=False)]
+        np.testing.assert_array_equal(out[3:-4], np.concatenate(wanted))
+        assert (out[:3] == 77).all()
+        assert (out[-4:] == 77).all()
+
+
+@settings(QUICK, max_examples=30)
+@given(cases)
+def test_backends_write_the_same_bytes(case: Case) -> None:
+    streams = []
+    for name in BACKENDS:
+        with use(name):
+            streams.append(case.encode())
+    a, b = streams
+    for field in ("codec", "width", "offsets", "payload", "crc"):
+        np.testing.assert_array_equal(getattr(a, field), getattr(b, field), err_msg=field)
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec"),
+    [("zero", 0), ("constant", 1), ("scaled", 2), ("steps", 3), ("dictionary", 4), ("few", 5), ("random", 6)],
+)
+def test_each_codec_is_chosen_for_its_data(kind: str, codec: int) -> None:
+    case = make_case(kind, 5, 2048, 512, 8, 10_000)
+    assert case.encode().codec.tolist() == [codec] * 4
+
+
+@given(st.integers(0, 64), st.integers(1, 70), st.integers(0, 2**32))
+@QUICK
+def test_every_width(width: int, n: int, seed: int) -> None:
+    q = np.random.default_rng(seed).integers(0, 2**64, n, dtype=np.uint64)
+    q = q >> np.uint64(64 - width) if width else np.zeros(n, np.uint64)
+    bits = sum(int(v) << (i * width) for i, v in enumerate(q))
+    packed = bits.to_bytes(((n * width + 63) // 64 + 1) * 8, "little")
+    block = np.frombuffer(bytearray(np.array([9, 3], "<u8").tobytes() + packed), np.uint8)
+    run = [np.array([v]) for v in (0, len(block))]
+    for name in BACKENDS:
+        out = np.empty(n, np.int64)
+        rows = [np.array([v]) for v in (n, 0, n, 0)]
+        with use(name):
+            assert decode_one(block, *run, 2, width, *rows, out) == -1
+        np.testing.assert_array_equal(out.view(np.uint64), q * np.uint64(3) + np.uint64(9))
+
+
+def decode_one(
+    block: Array, off: Array, length: Array, codec: int, width: int, n: Array, a: Array, b: Array, at: Array, out: Array
+) -> int:
+    zero = np.zeros(1, np.int64)
+    kinds = (np.array([codec], np.uint8), np.array([width], np.uint8))
+    found: int = kernel("decode_fixed")(block, off, length, *kinds, n, a, b, at, NO_DICTIONARY, zero, zero, out)
+    return found
+
+
+@settings(QUICK, max_examples=150)
+@given(cases, st.integers(0, 2**32), st.booleans())
+@example(make_case("steps", 1, 600, 512, 8, 3), 7, True)
+def test_damage_stays_in_bounds(case: Case, seed: int, spoil_header: bool) -> None:
+    """Flipped bytes: an index of a bad run or values, and never a byte outside the run's output."""
+    stream = case.encode()
+    rng = np.random.default_rng(seed)
+    s = int(rng.integers(len(stream.codec)))
+    start, stop = int(stream.offsets[s]), int(stream.offsets[s + 1])
+    block = stream.payload[start:stop].copy()
+    for _ in range(int(rng.integers(1, 4))):
+        if len(block):
+            block[rng.integers(min(len(block), 48) if rng.random() < 0.7 else len(block))] = rng.integers(256)
+    codec, width = int(stream.codec[s]), int(stream.width[s])
+    rows = int(case.stripes[s + 1] - case.stripes[s])
+    if spoil_header:
+        codec, width, rows = int(rng.integers(9)), int(rng.integers(256)), int(rng.integers(1, 1200))
+    a = int(rng.integers(rows))
+    b = int(rng.integers(a, rows + 1))
+    results = []
+    for name in BACKENDS:
+        out = np.full(b - a + 8, 77, DTYPES[case.itemsize])
+        one = [np.array([v]) for v in (0, len(block))]
+        where = [np.array([v]) for v in (rows, a, b, 4)]
+        with use(name):
+            found = decode_one(block, *one, codec, width, *where, out)
+        assert (out[:4] == 77).all()
+        assert (out[-4:] == 77).all()
+        results.append((found, out.tolist() if found == -1 else None))
+    assert results[0] == results[1]
+
+
+@settings(QUICK, max_examples=200)
+@given(st.lists(st.integers(-8, 64) | st.integers(-(2**63), 2**63 - 1), min_size=8, max_size=8), st.integers(0, 7))
+def test_impossible_runs_are_refused(noise: list[int], codec: int) -> None:
+    """Offsets, lengths and rows of any size: the backends agree, and what they refuse is never touched."""
+    buffer = np.arange(256, dtype=np.uint8)
+    results = []
+    for name in BACKENDS:
+        out = np.full(16, 77, np.int32)
+        off, length, rows, first, last, at, dict_off, dict_n = (np.array([v]) for v in noise)
+        kinds = (np.array([codec], np.uint8), np.array([8], np.uint8))
+        dictionary = np.arange(4, dtype=np.uint64)
+        with use(name):
+            found = kernel("decode_fixed")(
+                buffer, off, length, *kinds, rows, first, last, at, dictionary, dict_off, dict_n, out
+            )
+        assert found in (-1, 0)
+        results.append((found, out.tolist()))
+    assert results[0] == results[1]
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=200), st.integers(1, 64), st.data())
+@QUICK
+def test_bytes_come_back(values: list[bytes], stripe_rows: int, data: st.DataObject) -> None:
+    offsets = np.cumsum([0, *(len(v) for v in values)])
+    stripes = np.unique(np.append(np.arange(0, len(values), stripe_rows), len(values)))
+    stream = encode_bytes((offsets, np.frombuffer(b"".join(values), np.uint8)), stripes)
+    assert (stream.codec == 7).all()
+    rows = np.diff(stripes)
+    first = np.array([data.draw(st.integers(0, int(r))) for r in rows])
+    last = np.array([data.draw(st.integers(int(a), int(r))) for a, r in zip(first, rows, strict=True)])
+    got_offsets, got = decode_bytes(stream.payload, stream.offsets[:-1], np.diff(stream.offsets), rows, first, last)
+    wanted = [v for s, a, b in zip(stripes, first, last, strict=False) for v in values[s + a : s + b]]
+    assert [got[a:b].tobytes() for a, b in pairwise(got_offsets)] == wanted
