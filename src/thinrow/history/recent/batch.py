@@ -49,6 +49,12 @@ class Batch:
         """The caller's row number of a position."""
         return position if self.grouped.order is None else int(self.grouped.order[position])
 
+    def user_at(self, position: int) -> int | str:
+        """The user of a position, as a Python value."""
+        u = int(np.searchsorted(self.grouped.offsets, position, side="right")) - 1
+        found: int | str = self.grouped.users[u : u + 1].tolist()[0]
+        return found
+
     def user_of_rows(self) -> npt.NDArray[np.int64]:
         """(n,) index into ``grouped.users``."""
         return np.repeat(np.arange(len(self.grouped.users)), np.diff(self.grouped.offsets))
@@ -77,9 +83,7 @@ def check_batch(
         supersedes = None if supersedes is None else supersedes.take(order)
     id_rows, keys_of_ids = _keys(event_ids, grouped)
     correction_rows, target_keys = _keys(supersedes, grouped)
-    if len(set(keys_of_ids)) != len(keys_of_ids):
-        _raise_duplicate(keys_of_ids, id_rows, grouped, event_ids)
-    return Batch(
+    batch = Batch(
         grouped,
         times,
         checked,
@@ -90,6 +94,9 @@ def check_batch(
         correction_rows,
         target_keys,
     )
+    if len(set(keys_of_ids)) != len(keys_of_ids):
+        _raise_duplicate(batch)
+    return batch
 
 
 def check_bounds(
@@ -201,17 +208,17 @@ def _keys(ids: Column | None, grouped: Grouped) -> tuple[npt.NDArray[np.intp], l
     return rows, id_keys(ids, rows, prefixes)
 
 
-def _raise_duplicate(keys: list[bytes], rows: npt.NDArray[np.intp], grouped: Grouped, ids: Column | None) -> None:
+def _raise_duplicate(batch: Batch) -> None:
     first: dict[bytes, int] = {}
-    for i, key in enumerate(keys):
+    for i, key in enumerate(batch.id_keys):
         j = first.setdefault(key, i)
-        if j != i and ids is not None:
-            a, b = int(rows[j]), int(rows[i])
-            user = grouped.users[np.searchsorted(grouped.offsets, b, side="right") - 1]
-            inputs = sorted((a, b) if grouped.order is None else (int(grouped.order[a]), int(grouped.order[b])))
+        if j != i:
+            a, b = int(batch.id_rows[j]), int(batch.id_rows[i])
+            assert batch.event_ids is not None
+            rows = sorted((batch.input_row(a), batch.input_row(b)))
             raise DuplicateEventError(
-                f"rows {inputs[0]} and {inputs[1]}: event id {id_value(ids, b)!r} of user {user!r} appears twice; "
-                "an id may appear once an input"
+                f"rows {rows[0]} and {rows[1]}: event id {id_value(batch.event_ids, b)!r} of user {batch.user_at(b)!r} "
+                "appears twice; an id may appear once an input"
             )
 
 

@@ -128,12 +128,14 @@ class BlockTier(ABC):
         added = np.diff(before)
         if (counters > NEVER - 1 - added).any():
             u = int(np.argmax(counters > NEVER - 1 - added))
-            raise InputError(f"user {grouped.users[u]!r} has counter {counters[u]}; arrival numbers end at {NEVER - 1}")
+            raise InputError(
+                f"user {grouped.users.tolist()[u]!r} has counter {counters[u]}; arrival numbers end at {NEVER - 1}"
+            )
         user = batch.user_of_rows()
         arrivals = np.where(new, counters[user] + fresh[1:] - before[user], known)
         targets = None
         if len(batch.correction_rows):
-            targets = self._targets(txn, batch, arrivals, new, user, resolve)
+            targets = self._targets(txn, batch, arrivals, new, resolve)
         self._put(txn, batch, arrivals, new, before, counters, targets)
         changed = np.flatnonzero(added)
         values = pack_pairs((counters + added)[changed], trimmed[changed])
@@ -171,7 +173,6 @@ class BlockTier(ABC):
         batch: Batch,
         arrivals: npt.NDArray[np.int64],
         new: npt.NDArray[np.bool_],
-        user: npt.NDArray[np.int64],
         resolve: Resolve | None,
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """(event_ts, arrival) of the event that each row supersedes, 0 where none."""
@@ -191,8 +192,8 @@ class BlockTier(ABC):
             elif key in held:
                 arrival, ts = held[key]
             else:
-                owner, name = batch.grouped.users[user[row]], id_value(batch.supersedes, row)
-                outside = resolve(owner if isinstance(owner, str) else int(owner), name) if resolve else None
+                owner, name = batch.user_at(row), id_value(batch.supersedes, row)
+                outside = resolve(owner, name) if resolve else None
                 if outside is None:
                     raise UnknownEventError(
                         f"row {batch.input_row(row)}: supersedes {name!r}, an event that user {owner!r} does not have; "

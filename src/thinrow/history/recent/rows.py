@@ -255,7 +255,7 @@ def _open_blocks(
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     damaged = [i for i, (k, v) in enumerate(zip(keys, values, strict=True)) if len(v) < _HEADER or not is_sealed(k, v)]
     if damaged:
-        user = users_of_keys([keys[damaged[0]][:-8]], kind)[0]
+        user = users_of_keys([keys[damaged[0]][:-8]], kind).tolist()[0]
         raise CorruptionError("a block of events fails its CRC", file=file, user=user)
     blob = b"".join(values)
     starts = np.cumsum(lengths) - lengths
