@@ -103,6 +103,14 @@ class Column:
         return cls(codes.to_numpy(zero_copy_only=False), valid, array.dictionary)
 
 
+def null_column(dtype: str, n: int) -> Column:
+    """n nulls of a schema dtype."""
+    null = np.zeros(n, np.bool_)
+    if dtype in ("string", "binary"):
+        return Column(np.zeros(n, np.int32), null, pa.array([], ARROW_TYPES[dtype]))
+    return Column(np.zeros(n, dtype), null)
+
+
 def concat_columns(parts: Sequence[Column]) -> Column:
     """Rows of ``parts`` one after another; differing dictionaries are united (order of first appearance)."""
     if len(parts) == 1:

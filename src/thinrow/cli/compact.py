@@ -1,0 +1,27 @@
+"""``thinrow compact``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from thinrow.cli.common import progress_bar, store_option
+
+
+@click.command()
+@store_option
+@click.option("--full", is_flag=True, help="Rewrite every bucket to one segment.")
+def command(store_path: Path, full: bool) -> None:
+    """Move recent events into a new generation of the archive.
+
+    Readers of the old generation are not disturbed. Safe to kill at any moment, and to repeat.
+    """
+    from thinrow.history.store import HistoryStore
+
+    with HistoryStore.open(store_path) as store, progress_bar("compact") as progress:
+        report = store.compact(full=full, progress=progress)
+    click.echo(
+        f"generation {report.generation}: {report.events} events moved, {report.merged_events} rewritten, "
+        f"{report.segments} segments"
+    )

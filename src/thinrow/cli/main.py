@@ -1,0 +1,65 @@
+"""``thinrow``: one command per module. Commands load when they are called, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from thinrow.core.errors import ThinrowError
+
+#: Command -> (module under thinrow.cli, one line for the list of commands).
+COMMANDS = {
+    "ingest": ("ingest", "Append events from Parquet or Arrow files to a store."),
+    "compact": ("compact", "Move recent events into the archive."),
+    "read": ("read", "Print or export histories as of a time."),
+    "verify": ("verify", "Check every byte of a store."),
+    "inspect": ("inspect", "Show one user's history, versions and segments."),
+    "demo": ("demo.command", "Run the whole loop on a year of real shopping data."),
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"thinrow.cli.{COMMANDS[cmd_name][0]}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="thinrow")
+def cli() -> None:
+    """Ultra-long user histories for recommendation models: stored once, rebuilt exactly.
+
+    \b
+    First steps:
+      thinrow ingest events.parquet --store S --create --schema events.toml
+      thinrow compact --store S
+      thinrow read 42 --store S --newest 10
+    """
+
+
+def main() -> None:
+    """Run the command line; a ThinrowError becomes one line on standard error and exit code 1."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as e:
+        e.show()
+        sys.exit(e.exit_code)
+    except ThinrowError as e:
+        click.echo(f"thinrow: {' '.join(str(e).split())}", err=True)
+        sys.exit(1)
+    except OSError as e:
+        click.echo(f"thinrow: {e.strerror or e}: {e.filename or ''}; nothing was changed", err=True)
+        sys.exit(1)

@@ -1,0 +1,177 @@
+"""Generations: immutable views of the archive, and the log of manifests that makes them.
+
+A generation is a manifest: for each bucket an ordered list of segments. Commit is put-if-absent of the next number, so
+of two writers one wins, and a pinned reader never sees a change.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from thinrow.core.clock import Clock, system_clock
+from thinrow.core.errors import CommitConflict, CorruptionError, InputError, StoreExists, StoreNotFound
+from thinrow.history.archive.layout import StoredColumn
+from thinrow.history.archive.reader import ColumnDictionary, unite
+from thinrow.history.archive.segment import Segment
+from thinrow.history.archive.writer import SegmentInfo
+from thinrow.schema import EventSchema
+from thinrow.storage.manifest import ManifestLog
+from thinrow.storage.objects import ObjectStore
+
+MAX_BUCKETS = 65_536
+
+
+class Generation:
+    """A pinned, immutable view. Safe to share between threads.
+
+    Attributes:
+        number: the manifest's number, from 1.
+        schema: the event schema that reads deliver.
+        n_buckets: fixed for the life of the store.
+        segments: (bucket, SegmentInfo) of every segment; a segment's *number* is its place in this list.
+    """
+
+    def __init__(self, archive: Archive, number: int, body: Mapping[str, Any]) -> None:
+        self._archive = archive
+        self.number = number
+        try:
+            self.schema = EventSchema.from_dict(body["schema"])
+            self.n_buckets = int(body["n_buckets"])
+            lists = body["segments"]
+            self.segments: list[tuple[int, SegmentInfo]] = [
+                (bucket, SegmentInfo.from_dict(s)) for bucket in range(self.n_buckets) for s in lists[bucket]
+            ]
+        except (KeyError, IndexError, TypeError, ValueError) as e:
+            raise CorruptionError(f"not a generation's manifest: {e}", file=f"manifests/{number:020d}.json") from e
+        self._by_bucket: dict[int, list[int]] = {}
+        for i, (bucket, _) in enumerate(self.segments):
+            self._by_bucket.setdefault(bucket, []).append(i)
+        self._lock = threading.Lock()
+        self._dictionaries: dict[int, ColumnDictionary] = {}
+
+    @property
+    def objects(self) -> ObjectStore:
+        """Where the segments are."""
+        return self._archive.objects
+
+    @property
+    def n_rows(self) -> int:
+        """Events held."""
+        return sum(info.n_rows for _, info in self.segments)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all segment files, index included."""
+        return sum(info.bytes for _, info in self.segments)
+
+    def segments_of(self, bucket: int) -> list[int]:
+        """Numbers of the bucket's segments, oldest first."""
+        return self._by_bucket.get(bucket, [])
+
+    def segment(self, number: int) -> Segment:
+        """The opened segment. Raises CorruptionError or ObjectNotFound."""
+        return self._archive.open_segment(self.segments[number][1].name)
+
+    def dictionary(self, spec: StoredColumn) -> ColumnDictionary:
+        """The column's dictionaries over all segments, united once per generation."""
+        with self._lock:
+            if spec.id not in self._dictionaries:
+                self._dictionaries[spec.id] = unite([self.segment(i) for i in range(len(self.segments))], spec)
+            return self._dictionaries[spec.id]
+
+    def only(self, numbers: Sequence[int]) -> Generation:
+        """A view of some of the segments (for merging them)."""
+        lists: list[list[dict[str, Any]]] = [[] for _ in range(self.n_buckets)]
+        for n in numbers:
+            lists[self.segments[n][0]].append(self.segments[n][1].to_dict())
+        body = {"schema": self.schema.to_dict(), "n_buckets": self.n_buckets, "segments": lists}
+        return Generation(self._archive, self.number, body)
+
+
+class Archive:
+    """The immutable tier of one store: manifests and segments in an object store."""
+
+    def __init__(self, objects: ObjectStore, clock: Clock = system_clock) -> None:
+        self.objects = objects
+        self._log = ManifestLog(objects)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[str, Segment] = {}
+        self._pinned: Generation | None = None
+
+    @classmethod
+    def create(cls, objects: ObjectStore, schema: EventSchema, n_buckets: int, clock: Clock = system_clock) -> Archive:
+        """Commit generation 1, empty.
+
+        Raises:
+            InputError: ``n_buckets`` is not between 1 and 65,536.
+            StoreExists: the object store has a manifest already.
+        """
+        if not 1 <= n_buckets <= MAX_BUCKETS:
+            raise InputError(f"n_buckets={n_buckets}; it must be between 1 and {MAX_BUCKETS}")
+        archive = cls(objects, clock)
+        try:
+            archive._put(1, schema, n_buckets, [[] for _ in range(n_buckets)], "create")
+        except CommitConflict:
+            raise StoreExists("an archive is there already; open it, or choose another path") from None
+        return archive
+
+    def pin(self) -> Generation:
+        """The newest generation. Raises StoreNotFound where there is none."""
+        latest = self._log.latest()
+        if latest is None:
+            raise StoreNotFound("the archive has no manifest; create the store first: thinrow ingest --create ...")
+        number, body = latest
+        with self._lock:
+            if self._pinned is None or self._pinned.number != number:
+                self._pinned = Generation(self, number, body)
+                live = {info.name for _, info in self._pinned.segments}
+                self._open = {n: s for n, s in self._open.items() if n in live}
+            return self._pinned
+
+    def generation(self, number: int) -> Generation:
+        """Generation ``number``. Raises ObjectNotFound where there is none."""
+        return Generation(self, number, self._log.load(number))
+
+    def numbers(self) -> list[int]:
+        """Numbers of all generations, oldest first."""
+        return self._log.list()
+
+    def open_segment(self, name: str) -> Segment:
+        """The opened segment, kept open while the newest generation holds it."""
+        with self._lock:
+            found = self._open.get(name)
+        if found is None:
+            found = Segment(self.objects, name)
+            with self._lock:
+                found = self._open.setdefault(name, found)
+        return found
+
+    def commit(
+        self, base: Generation, changed: Mapping[int, Sequence[SegmentInfo]], note: str, schema: EventSchema | None = None
+    ) -> Generation:
+        """Commit base + 1 with the segment lists of the ``changed`` buckets replaced.
+
+        Raises:
+            CommitConflict: another writer committed that number first.
+        """
+        lists = [[base.segments[i][1] for i in base.segments_of(b)] for b in range(base.n_buckets)]
+        for bucket, infos in changed.items():
+            lists[bucket] = list(infos)
+        self._put(base.number + 1, schema or base.schema, base.n_buckets, lists, note)
+        return self.pin()
+
+    def _put(
+        self, number: int, schema: EventSchema, n_buckets: int, lists: Sequence[Sequence[SegmentInfo]], note: str
+    ) -> None:
+        body = {
+            "generation": number,
+            "n_buckets": n_buckets,
+            "schema": schema.to_dict(),
+            "created_ms": self._clock(),
+            "segments": [[s.to_dict() for s in infos] for infos in lists],
+            "note": note,
+        }
+        self._log.commit(number, body)

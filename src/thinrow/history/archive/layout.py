@@ -1,0 +1,90 @@
+"""Names, record types and streams of a segment (docs/format/archive-v1.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from thinrow.schema.event_schema import (
+    ARRIVAL_ID,
+    EVENT_ID_ID,
+    EVENT_TS_ID,
+    HIDDEN_FROM_ID,
+    IDS_GROUP,
+    KEYS_GROUP,
+    EventSchema,
+)
+
+STRIPE_ROWS = 512
+
+#: Name under which event ids travel in ``Events.columns``; no schema column may have it.
+EVENT_ID = "event_id"
+
+PIECE_DTYPE = np.dtype(
+    [
+        ("key", "<i8"),
+        ("first_ts", "<i8"),
+        ("last_ts", "<i8"),
+        ("max_arrival", "<i8"),
+        ("min_hidden_from", "<i8"),
+        ("digest", "<u8"),
+        ("stripe", "<u4"),
+        ("row", "<u4"),
+        ("n_rows", "<u4"),
+        ("flags", "<u4"),
+    ]
+)
+
+
+def stripe_dtype(n_groups: int) -> np.dtype[np.void]:
+    """Stripe record of a segment with ``n_groups`` group regions."""
+    chunk = np.dtype([("offset", "<u8"), ("length", "<u4"), ("header_crc", "<u4")])
+    return np.dtype([("n_rows", "<u4"), ("reserved", "<u4"), ("chunks", chunk, (n_groups,))])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredColumn:
+    """A column as a segment stores it: ``dtype`` is a schema dtype; a nullable one has a null stream before its values."""
+
+    id: int
+    name: str
+    dtype: str
+    group: str
+    nullable: bool
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether values are of variable length."""
+        return self.dtype in ("string", "binary")
+
+    @property
+    def n_streams(self) -> int:
+        """Blocks that the column takes in a stripe chunk."""
+        return 2 if self.nullable else 1
+
+
+def key_columns() -> tuple[StoredColumn, ...]:
+    """Group 0 of every segment."""
+    return (
+        StoredColumn(EVENT_TS_ID, "event_ts", "int64", KEYS_GROUP, False),
+        StoredColumn(ARRIVAL_ID, "arrival", "int64", KEYS_GROUP, False),
+        StoredColumn(HIDDEN_FROM_ID, "hidden_from", "int64", KEYS_GROUP, False),
+    )
+
+
+def stored_columns(schema: EventSchema) -> tuple[StoredColumn, ...]:
+    """All columns of a segment, group by group in file order."""
+    columns = list(key_columns())
+    if schema.event_id_dtype is not None:
+        columns.append(StoredColumn(EVENT_ID_ID, EVENT_ID, schema.event_id_dtype, IDS_GROUP, True))
+    for group in schema.groups:
+        columns += [
+            StoredColumn(c.id, c.name, c.dtype, c.group, c.nullable) for c in schema.columns if c.group == group
+        ]
+    return tuple(columns)
+
+
+def groups_of(columns: tuple[StoredColumn, ...]) -> tuple[str, ...]:
+    """Group names in file order."""
+    return tuple(dict.fromkeys(c.group for c in columns))

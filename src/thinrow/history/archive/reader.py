@@ -1,0 +1,496 @@
+"""Read a batch of users from a generation: index look-up, one fetch, one decode call per column.
+
+Worked trace: 512 users over 16 buckets -> their *pieces* (``look_up``) -> rows wanted of each piece -> the chunks of the
+stripes that hold them, fetched into one buffer per feature group -> headers and CRCs checked -> ``decode_fixed`` once per
+column over all runs of all users.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from thinrow.core.errors import CorruptionError
+from thinrow.core.users import Users, bucket_of
+from thinrow.history.archive.layout import PIECE_DTYPE, StoredColumn
+from thinrow.jagged import HIDE_DTYPE, Column
+from thinrow.jagged.column import unite_dictionaries
+from thinrow.jagged.jagged import ranges_index
+from thinrow.kernels import kernel
+from thinrow.storage.codecs import BadBlock, check_crcs, decode_bytes, parse_headers
+
+if TYPE_CHECKING:
+    from thinrow.history.archive.generation import Generation
+    from thinrow.history.archive.segment import Segment
+
+Ints = npt.NDArray[np.int64]
+_BYTES_CODEC = 7
+
+
+@dataclass(slots=True)
+class ReadStats:
+    """What a read cost. ``seconds`` by stage: index, keys, verify, fetch, decode, merge."""
+
+    bytes_read: int = 0
+    events_decoded: int = 0
+    events_delivered: int = 0
+    pieces: int = 0
+    mixed_pieces: int = 0
+    versions_verified: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, other: ReadStats) -> None:
+        """Add the figures of another read to these."""
+        for name in ("bytes_read", "events_decoded", "events_delivered", "pieces", "mixed_pieces", "versions_verified"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for stage, s in other.seconds.items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + s
+
+    def clock(self, stage: str, since: float) -> float:
+        """Book the time since ``since`` under ``stage``; returns now."""
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - since
+        return now
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The index entries of a batch of users.
+
+    Attributes:
+        users: (U,) distinct ids.
+        piece_off: (U + 1,) pieces of each user.
+        records: (P,) PIECE_DTYPE, by user, then segment, then time; ``min_hidden_from`` takes hide-lists into account.
+        segment: (P,) number of the segment in the generation's list.
+        run_off: (R + 1,) pieces of each run (one user in one segment).
+        run_of_user: (U + 1,) runs of each user.
+        watermark: (U,) highest arrival that the generation holds (0 where none).
+        hide_off, hides: the hide-list by user (HIDE_DTYPE).
+    """
+
+    users: Users
+    piece_off: Ints
+    records: npt.NDArray[np.void]
+    segment: Ints
+    run_off: Ints
+    run_of_user: Ints
+    watermark: Ints
+    hide_off: Ints
+    hides: npt.NDArray[np.void]
+
+    def field(self, name: str) -> npt.NDArray[Any]:
+        """One field of the records, contiguous."""
+        return np.ascontiguousarray(self.records[name])
+
+
+def look_up(generation: Generation, users: Users) -> Pieces:
+    """Index entries of distinct ``users``. Raises CorruptionError on a damaged index page."""
+    owner: list[Ints] = []
+    found: list[npt.NDArray[np.void]] = []
+    source: list[Ints] = []
+    hide_user: list[Ints] = []
+    hide_rows: list[npt.NDArray[np.void]] = []
+    buckets = bucket_of(users, generation.n_buckets)
+    for bucket in np.unique(buckets):
+        numbers = generation.segments_of(int(bucket))
+        if not numbers:
+            continue
+        members = np.flatnonzero(buckets == bucket)
+        members = members[np.argsort(users[members], kind="stable")]
+        keys = users[members]
+        for number in numbers:
+            segment = generation.segment(number)
+            first, last = segment.pieces.find(keys)
+            rows, offsets = ranges_index(first, last)
+            if len(rows):
+                found.append(segment.pieces.take(rows))
+                owner.append(np.repeat(members, np.diff(offsets)))
+                source.append(np.full(len(rows), number, np.int64))
+            _collect_hides(segment, keys, members, hide_user, hide_rows)
+    return _arrange(users, owner, found, source, hide_user, hide_rows)
+
+
+def _collect_hides(
+    segment: Segment, keys: Users, members: Ints, hide_user: list[Ints], hide_rows: list[npt.NDArray[np.void]]
+) -> None:
+    hides = segment.hides
+    if not len(hides.users):
+        return
+    at = np.searchsorted(hides.users, keys)
+    hit = np.flatnonzero((at < len(hides.users)) & (hides.users[np.minimum(at, len(hides.users) - 1)] == keys))
+    rows, offsets = ranges_index(hides.offsets[at[hit]], hides.offsets[at[hit] + 1])
+    hide_user.append(np.repeat(members[hit], np.diff(offsets)))
+    hide_rows.append(hides.records[rows])
+
+
+def _arrange(
+    users: Users,
+    owner: list[Ints],
+    found: list[npt.NDArray[np.void]],
+    source: list[Ints],
+    hide_user: list[Ints],
+    hide_rows: list[npt.NDArray[np.void]],
+) -> Pieces:
+    n = len(users)
+    who = np.concatenate([np.empty(0, np.int64), *owner])
+    segment = np.concatenate([np.empty(0, np.int64), *source])
+    records = np.concatenate([np.empty(0, PIECE_DTYPE), *found])
+    order = np.lexsort((segment, who))
+    who, segment, records = who[order], segment[order], records[order]
+    piece_off = np.searchsorted(who, np.arange(n + 1)).astype(np.int64)
+    new_run = np.ones(len(who), np.bool_)
+    new_run[1:] = (who[1:] != who[:-1]) | (segment[1:] != segment[:-1])
+    starts = np.flatnonzero(new_run)
+    run_off = np.append(starts, len(who)).astype(np.int64)
+    run_of_user = np.searchsorted(who[starts], np.arange(n + 1)).astype(np.int64)
+    watermark = np.zeros(n, np.int64)
+    np.maximum.at(watermark, who, records["max_arrival"])
+    hides, hide_off = group_hides(
+        n, np.concatenate([np.empty(0, np.int64), *hide_user]), np.concatenate([np.empty(0, HIDE_DTYPE), *hide_rows])
+    )
+    return with_hides(
+        Pieces(users, piece_off, records, segment, run_off, run_of_user, watermark, hide_off[:1].repeat(n + 1), hides[:0]),
+        hides,
+        hide_off,
+    )
+
+
+def group_hides(n: int, owner: Ints, rows: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.void], Ints]:
+    """Hides by owner (0 to n - 1), exact repeats once."""
+    keyed = np.empty(len(rows), np.dtype([("owner", "<i8"), *HIDE_DTYPE.descr]))
+    keyed["owner"] = owner
+    for name in HIDE_DTYPE.names or ():
+        keyed[name] = rows[name]
+    keyed = np.unique(keyed)
+    out = np.empty(len(keyed), HIDE_DTYPE)
+    for name in HIDE_DTYPE.names or ():
+        out[name] = keyed[name]
+    return out, np.searchsorted(keyed["owner"], np.arange(n + 1)).astype(np.int64)
+
+
+def with_hides(pieces: Pieces, hides: npt.NDArray[np.void], hide_off: Ints) -> Pieces:
+    """The same pieces under a longer hide-list."""
+    records = pieces.records
+    if len(hides):
+        least = pieces.field("min_hidden_from").copy()
+        kernel("tighten_pieces")(
+            pieces.piece_off,
+            pieces.field("first_ts"),
+            pieces.field("last_ts"),
+            least,
+            hide_off,
+            np.ascontiguousarray(hides["event_ts"]),
+            np.ascontiguousarray(hides["hidden_from"]),
+        )
+        records = records.copy()
+        records["min_hidden_from"] = least
+    return Pieces(
+        pieces.users,
+        pieces.piece_off,
+        records,
+        pieces.segment,
+        pieces.run_off,
+        pieces.run_of_user,
+        pieces.watermark,
+        hide_off,
+        hides,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """Fetched chunks of one feature group: ``of_run`` names each run's chunk, -1 where its segment lacks the group."""
+
+    buffer: npt.NDArray[np.uint8]
+    of_run: Ints
+    segment: Ints
+    stripe: Ints
+    rows: Ints
+    entries: list[npt.NDArray[np.void]]
+    blocks: list[Ints]
+
+
+class RowReader:
+    """Decodes row ranges of pieces. One instance per batch: it keeps what it fetched until the batch is done."""
+
+    def __init__(self, generation: Generation, pieces: Pieces, piece: Ints, start: Ints, stop: Ints, stats: ReadStats) -> None:
+        """Rows ``[start[i], stop[i])`` (within the piece) of piece ``piece[i]``, delivered one after another."""
+        self.generation, self.pieces, self.stats = generation, pieces, stats
+        self.piece = piece
+        self.segment = pieces.segment[piece]
+        records = pieces.records[piece]
+        self.stripe = records["stripe"].astype(np.int64)
+        self.row_from = records["row"].astype(np.int64) + start
+        self.row_to = records["row"].astype(np.int64) + stop
+        self.n_rows = stop - start
+        self.out_pos = np.concatenate([[0], np.cumsum(self.n_rows)]).astype(np.int64)
+        self.total = int(self.out_pos[-1])
+        self._chunks: dict[str, _Chunks] = {}
+
+    def column(self, spec: StoredColumn) -> Column:
+        """One column of all rows; null where a segment does not have it.
+
+        Raises:
+            CorruptionError: a block is damaged (names file, user and column).
+        """
+        parts = {int(s): self.generation.segment(int(s)).stream_of(spec.id) for s in np.unique(self.segment)}
+        values = np.zeros(self.total, np.int32 if spec.is_bytes else spec.dtype)
+        null = np.zeros(self.total, np.int8)
+        missing = [s for s, part in parts.items() if part is None]
+        if missing:
+            null[:] = np.repeat(np.isin(self.segment, missing), self.n_rows)
+        lookup = self.generation.dictionary(spec)
+        long_runs = np.empty(0, np.int64)
+        for group in {part[0] for part in parts.values() if part is not None}:
+            stream = np.full(len(self.generation.segments), -1, np.int64)
+            nulls = stream.copy()
+            for s, part in parts.items():
+                if part is not None and part[0] == group:
+                    stream[s] = part[1]
+                    nulls[s] = part[1] - 1 if part[2].nullable else -1
+            self._decode(group, np.flatnonzero(nulls[self.segment] >= 0), nulls, spec, null, None)
+            runs = np.flatnonzero(stream[self.segment] >= 0)
+            if spec.is_bytes:
+                coded = lookup.n[self.segment[runs]] > 0
+                runs, long_runs = runs[coded], np.concatenate([long_runs, runs[~coded]])
+            self._decode(group, runs, stream, spec, values, None if spec.is_bytes else lookup)
+            if spec.is_bytes and len(runs):
+                self._unite_codes(runs, spec, values, lookup)
+        valid = null == 0 if null.any() else None
+        if not spec.is_bytes:
+            return Column(values, valid)
+        strings = lookup.strings
+        if len(long_runs):
+            strings = self._add_long(long_runs, parts, spec, values, lookup)
+        return Column(values, valid, strings)
+
+    def _unite_codes(self, runs: Ints, spec: StoredColumn, codes: npt.NDArray[Any], lookup: ColumnDictionary) -> None:
+        seg = self.segment[runs]
+        bad = kernel("remap_codes")(
+            codes, self.out_pos[runs], self.n_rows[runs], lookup.remap, lookup.offset[seg], lookup.n[seg]
+        )
+        if bad >= 0:
+            raise self._corrupt(int(runs[bad]), spec.name, "a code lies outside its dictionary")
+
+    def _add_long(
+        self,
+        runs: Ints,
+        parts: dict[int, tuple[str, int, StoredColumn] | None],
+        spec: StoredColumn,
+        codes: npt.NDArray[Any],
+        lookup: ColumnDictionary,
+    ) -> pa.Array:
+        """Decode runs whose strings have no segment dictionary; returns the strings that all codes now refer to."""
+        kind = pa.string() if spec.dtype == "string" else pa.binary()
+        found = [lookup.strings]
+        where = []
+        for s in np.unique(self.segment[runs]):
+            part = parts[int(s)]
+            assert part is not None
+            mine = runs[self.segment[runs] == s]
+            found.append(self._zstd_runs(mine, part[0], part[1], spec).cast(kind))
+            where.append(ranges_index(self.out_pos[:-1][mine], self.out_pos[1:][mine])[0])
+        strings, maps = unite_dictionaries(found)
+        if len(maps[0]):
+            codes[:] = maps[0][codes]
+        for rows, into in zip(where, maps[1:], strict=True):
+            codes[rows] = into
+        return strings
+
+    def _zstd_runs(self, runs: Ints, group: str, stream: int, spec: StoredColumn) -> pa.Array:
+        chunks = self._fetch(group)
+        of_run = chunks.of_run[runs]
+        entry, block = self._entries(chunks, of_run, np.full(len(runs), stream))
+        self._check(chunks, runs, of_run, entry, block, spec)
+        strange = entry["codec"] != _BYTES_CODEC
+        if strange.any():
+            raise self._corrupt(int(runs[strange.argmax()]), spec.name, "a codec of fixed-width values in a bytes column")
+        try:
+            offsets, data = decode_bytes(
+                chunks.buffer,
+                block,
+                entry["length"].astype(np.int64),
+                chunks.rows[of_run],
+                self.row_from[runs],
+                self.row_to[runs],
+            )
+        except BadBlock as e:
+            raise self._corrupt(int(runs[e.index]), spec.name, e.what) from e
+        n = len(offsets) - 1
+        raw = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), n, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
+        )
+        return raw.cast(pa.binary())
+
+    def _check(
+        self, chunks: _Chunks, runs: Ints, of_run: Ints, entry: npt.NDArray[np.void], block: Ints, spec: StoredColumn
+    ) -> None:
+        """CRC of every block that the runs lie in, each once."""
+        unique = np.unique(of_run, return_index=True)[1]
+        length = entry["length"][unique].astype(np.int64)
+        bad = check_crcs(chunks.buffer, block[unique], length, np.ascontiguousarray(entry["crc"][unique]))
+        if bad >= 0:
+            raise self._corrupt(int(runs[unique[bad]]), spec.name, "the block's CRC does not match")
+
+    def _decode(
+        self,
+        group: str,
+        runs: Ints,
+        stream: Ints,
+        spec: StoredColumn,
+        out: npt.NDArray[Any],
+        lookup: ColumnDictionary | None,
+    ) -> None:
+        """Decode the runs' blocks of one stream (``stream``: by segment number) into ``out``."""
+        if not len(runs):
+            return
+        chunks = self._fetch(group)
+        since = time.perf_counter()
+        of_run = chunks.of_run[runs]
+        entry, block = self._entries(chunks, of_run, stream[self.segment[runs]])
+        self._check(chunks, runs, of_run, entry, block, spec)
+        since = self.stats.clock("crc", since)
+        seg = self.segment[runs]
+        none = np.zeros(len(runs), np.int64)
+        bad = kernel("decode_fixed")(
+            chunks.buffer,
+            block,
+            entry["length"].astype(np.int64),
+            np.ascontiguousarray(entry["codec"]),
+            np.ascontiguousarray(entry["width"]),
+            chunks.rows[of_run],
+            self.row_from[runs],
+            self.row_to[runs],
+            self.out_pos[runs],
+            np.empty(0, np.uint64) if lookup is None else lookup.words,
+            none if lookup is None else lookup.offset[seg],
+            none if lookup is None else lookup.n[seg],
+            out.view(f"i{out.dtype.itemsize}"),
+        )
+        if bad >= 0:
+            raise self._corrupt(int(runs[bad]), spec.name, "the block does not decode")
+        self.stats.clock("decode", since)
+
+    def _entries(self, chunks: _Chunks, of_run: Ints, stream: Ints) -> tuple[npt.NDArray[np.void], Ints]:
+        if len(chunks.entries) == 1:
+            return chunks.entries[0][of_run, stream], chunks.blocks[0][of_run, stream]
+        entry = np.empty(len(of_run), chunks.entries[0].dtype)
+        block = np.empty(len(of_run), np.int64)
+        widths = np.array([e.shape[1] for e in chunks.entries])
+        starts = np.cumsum([0, *(len(e) for e in chunks.entries)])
+        for k in range(len(widths)):
+            hit = np.flatnonzero((of_run >= starts[k]) & (of_run < starts[k + 1]))
+            entry[hit] = chunks.entries[k][of_run[hit] - starts[k], stream[hit]]
+            block[hit] = chunks.blocks[k][of_run[hit] - starts[k], stream[hit]]
+        return entry, block
+
+    def _fetch(self, group: str) -> _Chunks:
+        if group not in self._chunks:
+            self._chunks[group] = self._fetch_now(group)
+        return self._chunks[group]
+
+    def _fetch_now(self, group: str) -> _Chunks:
+        """Read the chunks of all runs into one buffer, segments of one stream layout after another, and check headers."""
+        since = time.perf_counter()
+        segments = {int(s): self.generation.segment(int(s)) for s in np.unique(self.segment)}
+        layout = {s: seg.n_streams(group) for s, seg in segments.items() if group in seg.groups}
+        of_run = np.full(len(self.piece), -1, np.int64)
+        by_layout = sorted(layout, key=lambda s: (layout[s], s))
+        seg_of, stripe_of, rows_of, length_of, crc_of, plans = [], [], [], [], [], []
+        at = 0
+        for s in by_layout:
+            runs = np.flatnonzero(self.segment == s)
+            stripes, inverse = np.unique(self.stripe[runs], return_inverse=True)
+            of_run[runs] = inverse + sum(len(x) for x in stripe_of)
+            records = segments[s].stripes.take(stripes)
+            chunk = records["chunks"][:, segments[s].groups.index(group)]
+            length = chunk["length"].astype(np.int64)
+            offsets = at + np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
+            plans.append((s, chunk["offset"].astype(np.int64), length, offsets[:-1]))
+            at = int(offsets[-1])
+            seg_of.append(np.full(len(stripes), s))
+            stripe_of.append(stripes)
+            rows_of.append(records["n_rows"].astype(np.int64))
+            length_of.append(length)
+            crc_of.append(chunk["header_crc"].astype(np.uint32))
+        buffer = np.empty(at // 8 + 1, np.uint64).view(np.uint8)[:at]
+        for s, offset, length, out_offset in plans:
+            self.generation.objects.read_into(segments[s].name, offset, length, buffer, out_offset)
+        self.stats.bytes_read += at
+        fetched = _Chunks(
+            buffer, of_run, np.concatenate(seg_of), np.concatenate(stripe_of), np.concatenate(rows_of), [], []
+        )
+        self._parse(group, fetched, np.array([layout[s] for s in fetched.segment]), length_of, crc_of)
+        self.stats.clock("fetch", since)
+        return fetched
+
+    def _parse(
+        self, group: str, chunks: _Chunks, n_streams: Ints, length_of: list[Ints], crc_of: list[npt.NDArray[np.uint32]]
+    ) -> None:
+        length, crc = np.concatenate(length_of), np.concatenate(crc_of)
+        ends = np.cumsum(length)
+        for n in np.unique(n_streams):
+            part = np.flatnonzero(n_streams == n)
+            try:
+                entries, blocks = parse_headers(
+                    chunks.buffer, ends[part] - length[part], length[part], int(n), crc[part]
+                )
+            except BadBlock as e:
+                run = int(np.flatnonzero(chunks.of_run == part[e.index])[0])
+                names = self.generation.segment(int(self.segment[run])).stream_names(group)
+                raise self._corrupt(run, names[e.stream] if e.stream >= 0 else f"group {group}", e.what) from e
+            chunks.entries.append(entries)
+            chunks.blocks.append(blocks)
+
+    def _corrupt(self, run: int, column: str, what: str) -> CorruptionError:
+        user = np.searchsorted(self.pieces.piece_off, self.piece[run], side="right") - 1
+        found = self.pieces.users[user]
+        return CorruptionError(
+            f"{what} (stripe {self.stripe[run]})",
+            file=self.generation.segment(int(self.segment[run])).name,
+            user=found if isinstance(found, str) else int(found),
+            column=column,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDictionary:
+    """A column's segment dictionaries as one: those of segment s are at ``[offset[s], offset[s] + n[s])``.
+
+    Attributes:
+        words: fixed-width values as 64-bit words (empty for strings).
+        remap: int32 codes of ``strings`` for each segment's codes (empty for fixed-width columns).
+        strings: the united strings; None for fixed-width columns.
+        remaps: whether any segment's codes differ from the united ones.
+    """
+
+    words: npt.NDArray[np.uint64]
+    remap: npt.NDArray[np.int32]
+    strings: pa.Array | None
+    offset: Ints
+    n: Ints
+
+
+def unite(segments: Sequence[Segment], spec: StoredColumn) -> ColumnDictionary:
+    """The dictionaries of ``spec`` over all segments of a generation."""
+    found = []
+    for segment in segments:
+        part = segment.stream_of(spec.id)
+        found.append(None if part is None else segment.dictionary(part[2]))
+    n = np.array([0 if d is None else len(d) for d in found], np.int64)
+    offset = np.concatenate([[0], np.cumsum(n)]).astype(np.int64)[:-1]
+    if not spec.is_bytes:
+        words = np.concatenate([np.empty(0, np.uint64), *(d for d in found if d is not None)])
+        return ColumnDictionary(words, np.empty(0, np.int32), None, offset, n)
+    kind = pa.string() if spec.dtype == "string" else pa.binary()
+    present = [d.cast(kind) for d in found if d is not None]
+    if not present:
+        return ColumnDictionary(np.empty(0, np.uint64), np.empty(0, np.int32), pa.array([], kind), offset, n)
+    strings, maps = unite_dictionaries(present)
+    return ColumnDictionary(np.empty(0, np.uint64), np.concatenate(maps), strings, offset, n)

@@ -1,0 +1,116 @@
+"""Read side of one segment file: its index, dictionaries and hide-list, each checked when it is loaded."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from thinrow.core.errors import CorruptionError
+from thinrow.core.users import UserKind
+from thinrow.history.archive.layout import PIECE_DTYPE, StoredColumn, groups_of, stored_columns, stripe_dtype
+from thinrow.history.archive.writer import Hides
+from thinrow.jagged import HIDE_DTYPE
+from thinrow.kernels import kernel
+from thinrow.schema import EventSchema
+from thinrow.storage.container import Container
+from thinrow.storage.objects import ObjectStore
+from thinrow.storage.pages import PagedTable
+
+
+class Segment:
+    """One immutable segment file, opened. Safe to share between threads."""
+
+    def __init__(self, objects: ObjectStore, name: str) -> None:
+        """Open and check head, tail and meta. Raises CorruptionError, NewerFormatError or ObjectNotFound."""
+        self.objects, self.name = objects, name
+        self.container = Container.open(objects, name)
+        self.meta: dict[str, Any] = self.container.meta
+        try:
+            self.schema = EventSchema.from_dict(self.meta["schema"])
+            self.columns: tuple[StoredColumn, ...] = stored_columns(self.schema)
+            self.groups = groups_of(self.columns)
+            self._dictionaries = {c["id"]: c["dictionary"] for c in self.meta["columns"]}
+            kind: UserKind = self.meta["user_kind"]
+            self.n_rows: int = self.meta["n_rows"]
+        except (KeyError, TypeError, ValueError) as e:
+            raise CorruptionError(f"segment meta is not a segment's: {e}", file=name) from e
+        self.user_kind = kind
+        self.pieces = PagedTable.open(objects, self.container, "pieces", PIECE_DTYPE, kind)
+        self.stripes = PagedTable.open(objects, self.container, "stripes", stripe_dtype(len(self.groups)), None)
+        self._lock = threading.Lock()
+        self._hides: Hides | None = None
+        self._loaded: dict[int, npt.NDArray[np.uint64] | pa.Array | None] = {}
+
+    def stream_of(self, column_id: int) -> tuple[str, int, StoredColumn] | None:
+        """Group, index of the value stream within the group's chunk, and spec; None where the column is not stored."""
+        at: dict[str, int] = {}
+        for column in self.columns:
+            at[column.group] = at.get(column.group, 0) + column.n_streams
+            if column.id == column_id:
+                return column.group, at[column.group] - 1, column
+        return None
+
+    def n_streams(self, group: str) -> int:
+        """Blocks in each of the group's chunks."""
+        return sum(c.n_streams for c in self.columns if c.group == group)
+
+    def stream_names(self, group: str) -> list[str]:
+        """Column name of each stream of a group."""
+        return [c.name for c in self.columns if c.group == group for _ in range(c.n_streams)]
+
+    def dictionary(self, spec: StoredColumn) -> npt.NDArray[np.uint64] | pa.Array | None:
+        """The segment dictionary of a column: words, or an Arrow array for strings; None where it has none."""
+        with self._lock:
+            if spec.id not in self._loaded:
+                self._loaded[spec.id] = self._load_dictionary(spec)
+            return self._loaded[spec.id]
+
+    def _load_dictionary(self, spec: StoredColumn) -> npt.NDArray[np.uint64] | pa.Array | None:
+        where = self._dictionaries.get(spec.id)
+        if not where:
+            return None
+        offset, length, _ = self.container.section("dictionaries")
+        if where["offset"] < 0 or where["length"] < 0 or where["offset"] + where["length"] > length:
+            raise CorruptionError("dictionary lies outside its section", file=self.name, column=spec.name)
+        data = np.empty(where["length"], np.uint8)
+        one = np.array([offset + where["offset"]], np.int64), np.array([where["length"]], np.int64)
+        self.objects.read_into(self.name, *one, data, np.zeros(1, np.int64))
+        if int(kernel("crc32c")(data)) != where["crc"]:
+            raise CorruptionError("CRC of the dictionary differs", file=self.name, column=spec.name)
+        n = where["n"]
+        if not spec.is_bytes:
+            return data.view("<u8")[:n]
+        offsets = data[: 8 * (n + 1)].view("<i8")
+        raw = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), n, [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(data[8 * (n + 1) :].tobytes())]
+        )
+        plain = raw.cast(pa.binary())
+        return plain.cast(pa.string()) if spec.dtype == "string" else plain
+
+    @property
+    def hides(self) -> Hides:
+        """The events of older segments that events of this one supersede."""
+        with self._lock:
+            if self._hides is None:
+                self._hides = self._load_hides()
+            return self._hides
+
+    def _load_hides(self) -> Hides:
+        data = self.container.read_section("hides")
+        (n,) = np.frombuffer(data[:8], "<u8")
+        n = int(n)
+        records = np.frombuffer(data, HIDE_DTYPE, count=n, offset=len(data) - n * HIDE_DTYPE.itemsize)
+        if self.user_kind == "int64":
+            users: npt.NDArray[Any] = np.frombuffer(data, "<i8", count=n, offset=8)
+        else:
+            off = np.frombuffer(data, "<u8", count=n + 1, offset=8).astype(np.int64)
+            heap = data[8 + 8 * (n + 1) :]
+            users = np.array([heap[a:b].decode() for a, b in zip(off[:-1], off[1:], strict=True)], object)
+        if n == 0:
+            return Hides(users, np.zeros(1, np.int64), records)
+        starts = np.concatenate([[0], np.flatnonzero(users[1:] != users[:-1]) + 1, [n]]).astype(np.int64)
+        return Hides(users[starts[:-1]], starts, records)

@@ -1,0 +1,162 @@
+"""What a batch of examples sees of the archive: the one piece of code behind snapshots, reads and reconstruction.
+
+Steps: index entries of the users (``look_up``) -> *mixed* pieces, those that hold visible and hidden events (the one that
+the request time cuts; any with a late or restated event) -> their key columns -> counts and identity digests, exact for
+every example -> ranges of rows that the newest n need -> those rows decoded and, over several segments, merged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.units import NEVER
+from thinrow.core.users import Users
+from thinrow.history.archive.generation import Generation
+from thinrow.history.archive.layout import StoredColumn, key_columns
+from thinrow.history.archive.reader import Ints, Pieces, ReadStats, RowReader, group_hides, look_up, with_hides
+from thinrow.jagged import HIDE_DTYPE, Column, Events
+from thinrow.kernels import kernel
+
+_EVENT_TS, _ARRIVAL, _HIDDEN_FROM = key_columns()
+
+
+class Window:
+    """Examples over the archive part of their users' histories, in one generation.
+
+    Attributes:
+        pieces: index entries of the users, under the hide-list of the generation and of the examples.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        users: Users,
+        user_of: Ints,
+        request_ts: Ints,
+        bound: Ints,
+        stats: ReadStats,
+        pieces: Pieces | None = None,
+        hide_user: Ints | None = None,
+        hides: npt.NDArray[np.void] | None = None,
+    ) -> None:
+        """Args:
+        users: (U,) distinct ids.
+        user_of: (X,) row of ``users`` of each example.
+        request_ts, bound: (X,) the example sees ``event_ts < request_ts``, ``arrival <= bound < hidden_from``.
+        pieces: index entries, where the caller has them already.
+        hide_user, hides: hides beside the generation's own: (H,) row of ``users``, (H,) HIDE_DTYPE.
+        """
+        self.generation, self.user_of, self.request_ts, self.bound, self.stats = (
+            generation, user_of, request_ts, bound, stats,
+        )  # fmt: skip
+        since = time.perf_counter()
+        found = look_up(generation, users) if pieces is None else pieces
+        if hides is not None and hide_user is not None and len(hides):
+            own = np.repeat(np.arange(len(users)), np.diff(found.hide_off))
+            found = with_hides(
+                found,
+                *group_hides(len(users), np.concatenate([own, hide_user]), np.concatenate([found.hides, hides])),
+            )
+        self.pieces = found
+        self._rows = np.ascontiguousarray(found.records["n_rows"], np.int64)
+        self._spans = tuple(found.field(n) for n in ("first_ts", "last_ts", "max_arrival", "min_hidden_from"))
+        self._digest = found.field("digest")
+        stats.pieces += len(self._rows)
+        since = stats.clock("index", since)
+        self._read_mixed()
+        stats.clock("keys", since)
+
+    def _read_mixed(self) -> None:
+        mixed = np.flatnonzero(
+            kernel("mark_mixed")(self.pieces.piece_off, *self._spans, self.user_of, self.request_ts, self.bound)
+        )
+        self.stats.mixed_pieces += len(mixed)
+        self.key_off = np.full(len(self._rows), -1, np.int64)
+        rows = self._rows[mixed]
+        reader = RowReader(self.generation, self.pieces, mixed, np.zeros(len(mixed), np.int64), rows, self.stats)
+        self.key_off[mixed] = reader.out_pos[:-1]
+        owner = np.searchsorted(self.pieces.piece_off, mixed, side="right") - 1
+        offsets = np.searchsorted(owner, np.arange(len(self.pieces.users) + 1))
+        self._keys = self._decode_keys(reader, reader.out_pos[offsets])
+
+    def _decode_keys(self, reader: RowReader, user_off: Ints) -> tuple[Ints, Ints, Ints]:
+        if not reader.total:
+            return (np.empty(0, np.int64),) * 3
+        event_ts, arrival, hidden = (reader.column(c).values for c in (_EVENT_TS, _ARRIVAL, _HIDDEN_FROM))
+        if len(self.pieces.hides):
+            kernel("apply_hides")(
+                user_off,
+                arrival,
+                hidden,
+                self.pieces.hide_off,
+                np.ascontiguousarray(self.pieces.hides["arrival"]),
+                np.ascontiguousarray(self.pieces.hides["hidden_from"]),
+            )
+        return event_ts, arrival, hidden
+
+    def summarize(self) -> tuple[Ints, npt.NDArray[np.uint64], Ints, Ints]:
+        """(X,) number of visible archived events, their identity digest, first and last event_ts (0, 0 where none)."""
+        since = time.perf_counter()
+        mix = kernel("identity_mix")(self._keys[0], self._keys[1])
+        result = kernel("summarize")(
+            self.pieces.piece_off, *self._spans, self._digest, self._rows, self.key_off, *self._keys, mix,
+            self.user_of, self.request_ts, self.bound,
+        )  # fmt: skip
+        self.stats.clock("verify", since)
+        count, digest, start, end = result
+        return count, digest, start, end
+
+    def read(self, max_len: int | None, oldest_ts: Ints, columns: Sequence[StoredColumn]) -> Events:
+        """The events that the examples need, a superset of each one's newest ``max_len`` visible ones from ``oldest_ts``
+        (inclusive) on; a user's are in order of (event_ts, arrival), ``hidden_from`` under all known hides.
+
+        Raises:
+            CorruptionError: a block is damaged.
+        """
+        first, last = kernel("read_ranges")(
+            self.pieces.run_off, self.pieces.run_of_user, *self._spans, self._rows, self.key_off, *self._keys,
+            self.user_of, self.request_ts, self.bound, oldest_ts, NEVER if max_len is None else max_len,
+        )  # fmt: skip
+        piece, start, stop = kernel("runs_of_rows")(self.pieces.run_off, self._rows, first, last)
+        reader = RowReader(self.generation, self.pieces, piece, start, stop, self.stats)
+        owner = np.searchsorted(self.pieces.piece_off, piece, side="right") - 1
+        user_off = reader.out_pos[np.searchsorted(owner, np.arange(len(self.pieces.users) + 1))]
+        keys = self._decode_keys(reader, user_off)
+        values = {c.name: reader.column(c) for c in columns}
+        self.stats.events_decoded += reader.total
+        events = Events(self.pieces.users, user_off, *keys, values)
+        if len(self.pieces.run_off) - 1 <= len(self.pieces.users) and (np.diff(self.pieces.run_of_user) <= 1).all():
+            return events
+        since = time.perf_counter()
+        length = np.maximum(last - first, 0)
+        ends = np.cumsum(length)
+        merged = merge(events, self.pieces.run_of_user, ends - length, ends)
+        self.stats.clock("merge", since)
+        return merged
+
+
+def merge(events: Events, run_of_user: Ints, run_start: Ints, run_stop: Ints) -> Events:
+    """The runs of each user (positions in ``events``, each sorted) merged by (event_ts, arrival)."""
+    order = kernel("merge_runs")(run_of_user, run_start, run_stop, events.event_ts, events.arrival)
+    rows = np.concatenate([[0], np.cumsum(run_stop - run_start)]).astype(np.int64)
+    return events.take_rows(order, rows[run_of_user])
+
+
+def read_everything(generation: Generation, users: Users, columns: Sequence[StoredColumn], stats: ReadStats) -> Events:
+    """All events of distinct ``users``, hidden ones included, in order of (event_ts, arrival)."""
+    n = len(users)
+    everything = np.full(n, NEVER, np.int64)
+    # Bound NEVER - 1 with every event shown: a window that nothing falls out of needs no key read to be exact.
+    window = Window(generation, users, np.arange(n), everything, everything - 1, stats)
+    return window.read(None, np.full(n, np.iinfo(np.int64).min, np.int64), columns)
+
+
+def no_hides(n: int) -> tuple[npt.NDArray[np.void], Ints]:
+    """An empty hide-list for n users."""
+    return np.empty(0, HIDE_DTYPE), np.zeros(n + 1, np.int64)
+
+

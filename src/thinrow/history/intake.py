@@ -1,0 +1,155 @@
+"""From a table of events to checked columns: what may enter a store, and the error that says why something may not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from thinrow.core.errors import DuplicateEventError, InputError, SchemaError, UserKindError
+from thinrow.core.units import NEVER
+from thinrow.core.users import Users, as_users
+from thinrow.jagged import Column
+from thinrow.schema import EventSchema
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedEvents:
+    """Events in arrival order, (n,) each: ids, event_ts in ms, columns by name, and the optional ids of events."""
+
+    users: Users
+    event_ts: npt.NDArray[np.int64]
+    columns: dict[str, Column]
+    event_ids: Column | None
+    supersedes: Column | None
+
+    def __len__(self) -> int:
+        return len(self.event_ts)
+
+    def slice(self, start: int, stop: int) -> CheckedEvents:
+        """Rows ``[start, stop)``, views."""
+        rows = slice(start, stop)
+        return CheckedEvents(
+            self.users[rows],
+            self.event_ts[rows],
+            {n: c.take(rows) for n, c in self.columns.items()},
+            None if self.event_ids is None else self.event_ids.take(rows),
+            None if self.supersedes is None else self.supersedes.take(rows),
+        )
+
+
+def check_table(table: pa.Table, schema: EventSchema) -> CheckedEvents:
+    """Check every row of ``table`` against ``schema`` and put the rows in arrival order (by ``arrival_time`` where the
+    schema has it, ties in input order; else input order).
+
+    Raises:
+        SchemaError: a column is missing, of the wrong type, or null where it must not be.
+        UserKindError: user ids of the wrong kind.
+        InputError: a null or negative time, a null or empty user.
+        DuplicateEventError: one event id twice.
+    """
+    users = _users(_get(table, schema.user_column, "user"), schema)
+    event_ts = _times(_get(table, schema.time_column, "time"), schema.time_column)
+    columns = {}
+    for spec in schema.columns:
+        column = _typed(_get(table, spec.name, "column"), spec.dtype, spec.name)
+        if column.valid is not None and not spec.nullable:
+            row = int(np.flatnonzero(~column.valid)[0])
+            raise SchemaError(f"column {spec.name!r} is null in row {row}; fill it, or declare it nullable = true")
+        columns[spec.name] = column
+    event_ids = supersedes = None
+    if schema.event_id_column is not None and schema.event_id_dtype is not None:
+        event_ids = _typed(_get(table, schema.event_id_column, "event_id"), schema.event_id_dtype, schema.event_id_column)
+        _check_distinct(users, event_ids)
+    if schema.supersedes_column is not None and schema.event_id_dtype is not None:
+        name = schema.supersedes_column
+        supersedes = _typed(_get(table, name, "supersedes"), schema.event_id_dtype, name)
+    checked = CheckedEvents(users, event_ts, columns, event_ids, supersedes)
+    if schema.arrival_time_column is None:
+        return checked
+    arrived = _times(_get(table, schema.arrival_time_column, "arrival_time"), schema.arrival_time_column)
+    order = np.argsort(arrived, kind="stable")
+    return CheckedEvents(
+        users[order],
+        event_ts[order],
+        {n: c.take(order) for n, c in columns.items()},
+        None if event_ids is None else event_ids.take(order),
+        None if supersedes is None else supersedes.take(order),
+    )
+
+
+def _get(table: pa.Table, name: str, role: str) -> pa.ChunkedArray:
+    if name not in table.column_names:
+        raise SchemaError(
+            f"input has no column {name!r} (the schema's {role}); it has {', '.join(table.column_names)}; "
+            "rename the column or the schema's entry"
+        )
+    return table.column(name)
+
+
+def _typed(array: pa.ChunkedArray, dtype: str, name: str) -> Column:
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    wants_bytes = dtype in ("string", "binary")
+    is_bytes = text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    if wants_bytes != is_bytes and not pa.types.is_null(kind):
+        raise SchemaError(f"column {name!r} has type {array.type}, the schema says {dtype}; cast the column or change the schema")
+    try:
+        return Column.from_arrow(array, dtype)
+    except SchemaError as e:
+        raise SchemaError(f"column {name!r}: {e}") from e
+
+
+def _users(array: pa.ChunkedArray, schema: EventSchema) -> Users:
+    if array.null_count:
+        row = int(np.flatnonzero(np.asarray(pc.is_null(array.combine_chunks())))[0])
+        raise InputError(f"user {schema.user_column!r} is null in row {row}; every event needs its user: drop or fill the row")
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if text != (schema.user_kind == "string") or not (text or pa.types.is_integer(kind)):
+        raise UserKindError(
+            f"user column {schema.user_column!r} has type {array.type}, but this store holds {schema.user_kind} ids; "
+            f"cast the column to {schema.user_kind}"
+        )
+    if not text:
+        return Column.from_arrow(array, "int64").values
+    codes = Column.from_arrow(array, "string")
+    assert codes.dictionary is not None
+    distinct = as_users(np.array(codes.dictionary.to_pylist(), object), "string")
+    return distinct[codes.values] if len(distinct) else distinct
+
+
+def _times(array: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
+    if not (pa.types.is_timestamp(array.type) or pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
+        raise SchemaError(f"time {name!r} has type {array.type}; it must be a timestamp or integer milliseconds: cast it")
+    column = Column.from_arrow(array, "int64")
+    if column.valid is not None:
+        row = int(np.flatnonzero(~column.valid)[0])
+        raise InputError(f"time {name!r} is null in row {row}; every event needs a time: drop or fill the row")
+    bad = (column.values < 0) | (column.values >= NEVER - 1)
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise InputError(
+            f"time {name!r} is {column.values[row]} in row {row}; it must be 0 or more and under 2^63-2 milliseconds since "
+            "1970: drop or fix the row"
+        )
+    return column.values
+
+
+def _check_distinct(users: Users, ids: Column) -> None:
+    """Within one user an id names one event."""
+    shown = np.flatnonzero(ids.valid) if ids.valid is not None else np.arange(len(ids))
+    who = users[shown] if users.dtype == np.int64 else np.unique(users[shown], return_inverse=True)[1]
+    order = np.lexsort((ids.values[shown], who))
+    a, b = order[:-1], order[1:]
+    twice = np.flatnonzero((who[a] == who[b]) & (ids.values[shown[a]] == ids.values[shown[b]]))
+    if len(twice):
+        row = int(shown[b[twice[0]]])
+        value = ids.take(np.array([row])).to_arrow()[0].as_py()
+        raise DuplicateEventError(
+            f"event id {value!r} of user {users[row]!r} appears twice in the input (again in row {row}); "
+            "an id names one event: drop the repeats"
+        )

@@ -1,0 +1,167 @@
+"""Reconstruction: the exact history that each request saw, from any generation not older than the one it pinned.
+
+Worked example. A request of user 7 at T = 100 ms logged bound 5, a version of 3 archived events, and arrivals 4 and 5
+inline. Today's generation holds arrivals 1 to 9 of user 7. The events with event_ts < 100, arrival <= 5 and
+hidden_from > 5 are five; arrivals 4 and 5 are known from the log, so the sum over the five must be the version's checksum
+plus the identities of those two. If arrivals 4 and 5 were not archived yet, the archive must give the three, and the two
+are merged in from the log. Nothing is read from the recent tier.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.errors import InputError, VersionMismatch
+from thinrow.core.units import NEVER
+from thinrow.history.archive.generation import Generation
+from thinrow.history.archive.layout import StoredColumn
+from thinrow.history.archive.reader import Ints, ReadStats
+from thinrow.history.archive.window import Window, merge
+from thinrow.history.requests import RequestBatch
+from thinrow.history.snapshot import hide
+from thinrow.jagged import Column, Events, SharedHistories
+from thinrow.jagged.column import concat_columns, null_column
+from thinrow.kernels import kernel
+from thinrow.schema import Projection
+
+_BEGINNING = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True, slots=True)
+class Reconstruction:
+    """``histories`` has one example a request, in the batch's order; ``stats`` is what it cost."""
+
+    histories: SharedHistories
+    stats: ReadStats
+
+
+def reconstruct(
+    generation: Generation, batch: RequestBatch, projection: Projection | None = None, *, verify: bool = True
+) -> Reconstruction:
+    """Rebuild the histories of a batch of requests, one shared copy per user.
+
+    Args:
+        generation: any generation at or after the one that each request pinned.
+        batch: (X,) requests as logged.
+        projection: columns, newest n, horizon; everything by default.
+        verify: check every version against what the archive holds (always on but in measurements of its cost).
+
+    Raises:
+        VersionMismatch: a history is not the one that its version describes (names the user).
+        CorruptionError: stored bytes are damaged.
+        InputError, SchemaError: the projection does not fit the schema, or the generation is older than the version.
+    """
+    projection = projection or Projection()
+    columns = [StoredColumn(c.id, c.name, c.dtype, c.group, c.nullable) for c in projection.resolve(generation.schema)]
+    stats = ReadStats()
+    users, user_of = np.unique(batch.users, return_inverse=True)
+    user_of = user_of.astype(np.int64)
+    bound = np.ascontiguousarray(batch.versions["snapshot_arrival"])
+    hide_user = user_of[np.repeat(np.arange(len(batch)), np.diff(batch.hide_offsets))]
+    window = Window(
+        generation, users, user_of, batch.request_ts, bound, stats, hide_user=hide_user, hides=batch.hides
+    )
+    archived = batch.inline.arrival <= np.repeat(window.pieces.watermark[user_of], batch.inline.lengths)
+    if verify:
+        _verify(generation, batch, window, archived)
+        stats.versions_verified += len(batch)
+    oldest = np.full(len(batch), _BEGINNING, np.int64)
+    if projection.horizon_ms is not None:
+        oldest = batch.request_ts - projection.horizon_ms
+    events = window.read(projection.max_len, oldest, columns)
+    since = time.perf_counter()
+    if not archived.all():
+        events = _merge_inline(events, batch, user_of, ~archived, window, columns)
+    start, stop, exact = kernel("example_slices")(
+        events.offsets,
+        events.event_ts,
+        events.arrival,
+        events.hidden_from,
+        user_of,
+        batch.request_ts,
+        bound,
+        oldest,
+        NEVER if projection.max_len is None else projection.max_len,
+    )
+    histories = SharedHistories(events, user_of, start, stop, bound, exact)
+    stats.clock("merge", since)
+    stats.events_delivered += int((stop - start).sum())
+    return Reconstruction(histories, stats)
+
+
+def _verify(generation: Generation, batch: RequestBatch, window: Window, archived: npt.NDArray[np.bool_]) -> None:
+    """Hold count, identity digest and bounds of every example against its version and its archived inline events."""
+    versions = batch.versions
+    behind = versions["last_arrival"] > window.pieces.watermark[window.user_of]
+    if behind.any():
+        i = int(np.flatnonzero(behind)[0])
+        raise InputError(
+            f"request {i} of user {batch.users[i]!r} pinned arrivals up to {versions['last_arrival'][i]}, but generation "
+            f"{generation.number} holds them only up to {window.pieces.watermark[window.user_of[i]]}; "
+            "reconstruct from a later generation"
+        )
+    count, digest, start, end = window.summarize()
+    inline = batch.inline
+    mix = np.where(archived, kernel("identity_mix")(inline.event_ts, inline.arrival), np.uint64(0))
+    sums = np.concatenate([[np.uint64(0)], np.cumsum(mix, dtype=np.uint64)])
+    counts = np.concatenate([[0], np.cumsum(archived)])
+    known = counts[inline.offsets[1:]] - counts[inline.offsets[:-1]]
+    wrong = (count != versions["seq_len"] + known) | (
+        digest != versions["checksum"] + (sums[inline.offsets[1:]] - sums[inline.offsets[:-1]])
+    )
+    alone = known == 0
+    wrong |= alone & ((start != versions["start_ts"]) | (end != versions["end_ts"]))
+    if wrong.any():
+        i = int(np.flatnonzero(wrong)[0])
+        user = batch.users[i]
+        raise VersionMismatch(
+            f"request {i} at {batch.request_ts[i]} ms saw {versions['seq_len'][i]} archived events and {known[i]} since "
+            f"archived, but generation {generation.number} rebuilds {count[i]}"
+            f"{'' if count[i] != versions['seq_len'][i] + known[i] else ' others'}",
+            file=f"manifests/{generation.number:020d}.json",
+            user=user if isinstance(user, str) else int(user),
+        )
+
+
+def _merge_inline(
+    events: Events,
+    batch: RequestBatch,
+    user_of: Ints,
+    wanted: npt.NDArray[np.bool_],
+    window: Window,
+    columns: Sequence[StoredColumn],
+) -> Events:
+    """Add the inline events that the archive does not hold yet, each once per user."""
+    inline = batch.inline
+    owner = np.repeat(user_of, inline.lengths)
+    rows = np.flatnonzero(wanted)
+    rows = rows[np.lexsort((inline.arrival[rows], inline.event_ts[rows], owner[rows]))]
+    first = np.ones(len(rows), np.bool_)
+    first[1:] = (owner[rows][1:] != owner[rows][:-1]) | (inline.arrival[rows][1:] != inline.arrival[rows][:-1])
+    rows = rows[first]
+    n_users, base = len(events.users), len(events)
+    extra_off = base + np.searchsorted(owner[rows], np.arange(n_users + 1)).astype(np.int64)
+    joined = Events(
+        events.users,
+        events.offsets,
+        np.concatenate([events.event_ts, inline.event_ts[rows]]),
+        np.concatenate([events.arrival, inline.arrival[rows]]),
+        np.concatenate([events.hidden_from, inline.hidden_from[rows]]),
+        {c.name: concat_columns([events.columns[c.name], _inline_column(inline, c, rows)]) for c in columns},
+    )
+    starts = np.stack([events.offsets[:-1], extra_off[:-1]], axis=1).ravel()
+    stops = np.stack([events.offsets[1:], extra_off[1:]], axis=1).ravel()
+    merged = merge(joined, np.arange(0, 2 * n_users + 1, 2), starts, stops)
+    return hide(merged, window.pieces.hides, window.pieces.hide_off)
+
+
+def _inline_column(inline: Events, spec: StoredColumn, rows: Ints) -> Column:
+    column = inline.columns.get(spec.name)
+    if column is not None:
+        return column.take(rows)
+    return null_column(spec.dtype, len(rows))

@@ -1,0 +1,127 @@
+"""Snapshot: what a user's history is at a request, as an O(1) version of the archive part and the recent events.
+
+Protocol (docs/protocol.md): pin the newest generation g, read its watermark W per user, read from the recent tier all
+arrivals above W. If the tier has trimmed beyond W meanwhile, pin again. So each event is seen once while compaction runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.errors import InputError, StoreError
+from thinrow.core.users import Users
+from thinrow.history.archive.generation import Generation
+from thinrow.history.archive.layout import EVENT_ID
+from thinrow.history.archive.reader import Pieces, ReadStats, look_up
+from thinrow.history.archive.window import Window
+from thinrow.history.recent.tier import RecentRead, RecentTier
+from thinrow.history.requests import RequestBatch
+from thinrow.jagged import Events
+from thinrow.kernels import kernel
+from thinrow.schema import VERSION_DTYPE
+
+#: A user with more recent events than this is compacted before it is logged: inline they would be a fat row again.
+MAX_INLINE_EVENTS = 2_048
+_MAX_PINS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Attributes:
+    requests: one request a user, in the caller's order: what is logged.
+    generation: the pinned generation; with it ``reconstruct`` gives the history now.
+    """
+
+    requests: RequestBatch
+    generation: Generation
+
+
+def take_snapshot(
+    pin: Callable[[], Generation],
+    recent: RecentTier,
+    users: Users,
+    request_ts: npt.NDArray[np.int64],
+    *,
+    compact: Callable[[], object] | None = None,
+    max_inline: int = MAX_INLINE_EVENTS,
+) -> Snapshot:
+    """Snapshot of distinct ``users`` (U,) at ``request_ts`` (U,), ms: events with event_ts < request_ts (exclusive) that
+    have arrived by now.
+
+    ``compact`` is called, and the snapshot taken again, where a user has more than ``max_inline`` recent events.
+
+    Raises:
+        InputError: a user appears twice, or the lengths differ.
+        StoreError: compaction outran a hundred attempts to pin.
+    """
+    if len(users) != len(request_ts):
+        raise InputError(f"{len(users)} users but {len(request_ts)} request times; give one time per user")
+    if len(np.unique(users)) != len(users):
+        raise InputError("a user appears twice in one snapshot; take two snapshots, or use distinct users")
+    generation, pieces, read = _pin_and_read(pin, recent, users)
+    if compact is not None and len(users) and int(read.events.lengths.max()) > max_inline:
+        compact()
+        generation, pieces, read = _pin_and_read(pin, recent, users)
+    bound = np.maximum(read.top, pieces.watermark)
+    hide_user = np.repeat(np.arange(len(users)), np.diff(read.hide_offsets))
+    window = Window(
+        generation, users, np.arange(len(users)), request_ts, bound, ReadStats(), pieces, hide_user, read.hides
+    )
+    count, digest, start, end = window.summarize()
+    versions = np.zeros(len(users), VERSION_DTYPE)
+    versions["start_ts"], versions["end_ts"], versions["seq_len"], versions["checksum"] = start, end, count, digest
+    versions["last_arrival"], versions["snapshot_arrival"] = pieces.watermark, bound
+    versions["schema_id"] = generation.schema.schema_id
+    inline = _visible(read, request_ts, bound)
+    requests = RequestBatch(users, request_ts, versions, inline, read.hides, read.hide_offsets)
+    return Snapshot(requests, generation)
+
+
+def _pin_and_read(
+    pin: Callable[[], Generation], recent: RecentTier, users: Users
+) -> tuple[Generation, Pieces, RecentRead]:
+    for _ in range(_MAX_PINS):
+        generation = pin()
+        pieces = look_up(generation, users)
+        read = recent.read_since(users, pieces.watermark)
+        if (read.trimmed_through <= pieces.watermark).all():
+            return generation, pieces, read
+    raise StoreError(
+        f"compaction trimmed the recent tier beyond the newest generation {_MAX_PINS} times in a row; "
+        "run `thinrow verify`: a manifest may be missing"
+    )
+
+
+def in_time_order(events: Events) -> Events:
+    """The same events, each user's in order of (event_ts, arrival)."""
+    owner = np.repeat(np.arange(len(events.users)), events.lengths)
+    return events.take_rows(np.lexsort((events.arrival, events.event_ts, owner)), events.offsets)
+
+
+def hide(events: Events, hides: npt.NDArray[np.void], hide_offsets: npt.NDArray[np.int64]) -> Events:
+    """The same events under a hide-list by user."""
+    if not len(hides):
+        return events
+    hidden = events.hidden_from.copy()
+    kernel("apply_hides")(
+        events.offsets,
+        events.arrival,
+        hidden,
+        hide_offsets,
+        np.ascontiguousarray(hides["arrival"]),
+        np.ascontiguousarray(hides["hidden_from"]),
+    )
+    return Events(events.users, events.offsets, events.event_ts, events.arrival, hidden, events.columns)
+
+
+def _visible(read: RecentRead, request_ts: npt.NDArray[np.int64], bound: npt.NDArray[np.int64]) -> Events:
+    events = in_time_order(hide(read.events, read.hides, read.hide_offsets))
+    keep = events.visible(request_ts, bound)
+    kept = np.concatenate([[0], np.cumsum(keep)]).astype(np.int64)
+    shown = events.take_rows(np.flatnonzero(keep), kept[events.offsets])
+    columns = {n: c for n, c in shown.columns.items() if n != EVENT_ID}
+    return Events(shown.users, shown.offsets, shown.event_ts, shown.arrival, shown.hidden_from, columns)

@@ -1,0 +1,166 @@
+"""HistoryStore: one directory with a recent tier, an archive and what belongs to them.
+
+::
+
+    store/
+      archive/    manifests and segments (docs/format/archive-v1.md)
+      recent/     the LMDB environment (docs/format/recent-v1.md)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from thinrow.core.clock import Clock, system_clock
+from thinrow.core.errors import CorruptionError, InputError, StoreExists, StoreNotFound
+from thinrow.core.users import Users, as_users
+from thinrow.history.archive.compact import CompactReport, Progress, compact
+from thinrow.history.archive.find import find_event
+from thinrow.history.archive.generation import Archive, Generation
+from thinrow.history.archive.load import bulk_load
+from thinrow.history.archive.verify import Damage, as_damage
+from thinrow.history.intake import CheckedEvents, check_table
+from thinrow.history.recent.lmdb import LmdbRecent
+from thinrow.history.recent.tier import AppendResult, RecentTier
+from thinrow.history.reconstruct import Reconstruction, reconstruct
+from thinrow.history.snapshot import MAX_INLINE_EVENTS, Snapshot, take_snapshot
+from thinrow.schema import EventSchema, Projection
+from thinrow.storage.objects import LocalObjects
+
+DEFAULT_BUCKETS = 16
+
+
+class HistoryStore:
+    """Histories of one kind of user, stored once. Use as a context manager, or call ``close``."""
+
+    def __init__(self, path: Path, archive: Archive, recent: RecentTier, max_inline: int = MAX_INLINE_EVENTS) -> None:
+        """Join parts that are open already; ``create`` and ``open`` make them."""
+        self.path, self.archive, self.recent, self.max_inline = path, archive, recent, max_inline
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        schema: EventSchema,
+        n_buckets: int = DEFAULT_BUCKETS,
+        *,
+        sync: bool = True,
+        clock: Clock = system_clock,
+    ) -> HistoryStore:
+        """Make an empty store.
+
+        Args:
+            path: directory; made if absent.
+            n_buckets: fixed for the life of the store; training tables take the same number.
+            sync: whether an append is on disk before it returns (False: it survives a killed process, not a power cut).
+
+        Raises:
+            StoreExists: a store is there.
+            InputError: ``n_buckets`` is out of bounds.
+        """
+        path = Path(path)
+        if (path / "archive" / "manifests").is_dir():
+            raise StoreExists(f"a store is at {path} already; open it, or choose another path")
+        archive = Archive.create(LocalObjects(path / "archive"), schema, n_buckets, clock)
+        return cls(path, archive, LmdbRecent(path / "recent", schema, sync=sync))
+
+    @classmethod
+    def open(cls, path: str | Path, *, sync: bool = True, clock: Clock = system_clock) -> HistoryStore:
+        """Open a store. Raises StoreNotFound, NewerFormatError or CorruptionError."""
+        path = Path(path)
+        if not (path / "archive" / "manifests").is_dir():
+            raise StoreNotFound(f"no store at {path}; create one: thinrow ingest FILE --store {path} --create --schema ...")
+        archive = Archive(LocalObjects(path / "archive"), clock)
+        schema = archive.pin().schema
+        return cls(path, archive, LmdbRecent(path / "recent", schema, sync=sync))
+
+    @property
+    def schema(self) -> EventSchema:
+        """The event schema of the newest generation."""
+        return self.archive.pin().schema
+
+    def pin(self) -> Generation:
+        """The newest generation: an immutable view."""
+        return self.archive.pin()
+
+    def append(self, table: pa.Table) -> AppendResult:
+        """Append a table of events to the recent tier: all of it, durably, or nothing.
+
+        Events whose id the user has already are skipped (``AppendResult.duplicate``).
+
+        Raises:
+            InputError and its kinds: see ``check_table``; and UnknownEventError for a correction of nothing.
+        """
+        return self.append_checked(check_table(table, self.schema))
+
+    def append_checked(self, events: CheckedEvents) -> AppendResult:
+        """Append events that ``check_table`` has passed."""
+        return self.recent.append(
+            events.users, events.event_ts, events.columns, events.event_ids, events.supersedes, self._resolve
+        )
+
+    def _resolve(self, user: object, event_id: object) -> tuple[int, int] | None:
+        return find_event(self.pin(), user, event_id)
+
+    def bulk_load(self, table: pa.Table) -> CompactReport:
+        """Import a history straight into the archive, numbered by (arrival time, input order), after what came before.
+
+        Raises:
+            InputError: as ``append``; or the schema has event ids, whose uniqueness only the recent tier can hold.
+        """
+        if self.schema.event_id_dtype is not None:
+            raise InputError("bulk_load cannot check event ids against the store; use append, then compact")
+        self.compact()
+        return bulk_load(self.archive, self.recent, check_table(table, self.schema))
+
+    def compact(self, *, full: bool = False, progress: Progress | None = None) -> CompactReport:
+        """Move the recent tier into a new generation. ``full`` leaves one segment a bucket."""
+        return compact(self.archive, self.recent, full=full, progress=progress)
+
+    def snapshot(self, users: object, request_ts: npt.NDArray[np.int64] | int) -> Snapshot:
+        """What distinct ``users`` (U,) have done before ``request_ts`` (ms, exclusive; one for all or one each)."""
+        ids = as_users(users, self.schema.user_kind)
+        times = np.broadcast_to(np.asarray(request_ts, np.int64), len(ids)).copy()
+        return take_snapshot(self.pin, self.recent, ids, times, compact=self.compact, max_inline=self.max_inline)
+
+    def read(
+        self, users: object, request_ts: npt.NDArray[np.int64] | int, projection: Projection | None = None
+    ) -> Reconstruction:
+        """Snapshot and rebuild at once: the histories as a model served now would see them."""
+        taken = self.snapshot(users, request_ts)
+        return reconstruct(taken.generation, taken.requests, projection)
+
+    def users(self) -> Users:
+        """All users with an event in the archive or the recent tier, sorted."""
+        generation = self.pin()
+        found = [self.recent.users()]
+        for number in range(len(generation.segments)):
+            pieces = generation.segment(number).pieces
+            found.append(pieces.keys(np.arange(pieces.n_records)))
+        kept = [f for f in found if len(f)]
+        return as_users(np.unique(np.concatenate(kept)) if kept else [], self.schema.user_kind)
+
+    def verify_recent(self) -> list[Damage]:
+        """Damage of the recent tier: every stored event is read back."""
+        found = []
+        for user in self.recent.users():
+            try:
+                self.recent.read_since(as_users([user], self.schema.user_kind), np.array([-1]))
+            except CorruptionError as e:
+                found.append(as_damage(e, e.file))
+        return found
+
+    def close(self) -> None:
+        """Release the recent tier."""
+        self.recent.close()
+
+    def __enter__(self) -> HistoryStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

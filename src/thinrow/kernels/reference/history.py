@@ -1,0 +1,257 @@
+"""The history kernels as plain loops over events: the oracle of ``thinrow.kernels.numba.history``.
+
+Nothing here is clever. Every function has the name and the signature of its compiled twin, which documents it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.units import NEVER
+from thinrow.core.wrap import MASK64, mix64
+
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
+
+_MASK = MASK64
+_GOLDEN = 0x9E3779B97F4A7C15
+_NULL_WORD = 0xA5A5A5A5A5A5A5A5
+
+
+def identity_mix(event_ts: Ints, arrival: Ints) -> Words:
+    return np.array(
+        [mix64((mix64((int(t) + _GOLDEN) & _MASK) + int(a)) & _MASK) for t, a in zip(event_ts, arrival, strict=True)],
+        np.uint64,
+    )
+
+
+def content_digest(identity: Words, words: Words, null: Bools, column_id: int) -> np.uint64:
+    total = 0
+    salt = int(column_id) * _GOLDEN & _MASK
+    for i in range(len(identity)):
+        value = _NULL_WORD if len(null) and null[i] else int(words[i])
+        total += mix64(int(identity[i]) ^ mix64((salt + value) & _MASK))
+    return np.uint64(total & _MASK)
+
+
+def fold_bytes(offsets: Ints, data: npt.NDArray[np.uint8]) -> Words:
+    out = np.empty(len(offsets) - 1, np.uint64)
+    for i in range(len(out)):
+        value = data[offsets[i] : offsets[i + 1]].tobytes()
+        h = len(value)
+        for p in range(0, len(value), 8):
+            h = mix64(h ^ int.from_bytes(value[p : p + 8], "little"))
+        out[i] = h
+    return out
+
+
+def apply_hides(
+    event_off: Ints, arrival: Ints, hidden_from: Ints, hide_off: Ints, hide_arrival: Ints, hide_from: Ints
+) -> None:
+    for u in range(len(event_off) - 1):
+        events = slice(event_off[u], event_off[u + 1])
+        for h in range(hide_off[u], hide_off[u + 1]):
+            named = arrival[events] == hide_arrival[h]
+            hidden_from[events][named] = np.minimum(hidden_from[events][named], hide_from[h])
+
+
+def tighten_pieces(
+    piece_off: Ints, first_ts: Ints, last_ts: Ints, min_hidden: Ints, hide_off: Ints, hide_ts: Ints, hide_from: Ints
+) -> None:
+    for u in range(len(piece_off) - 1):
+        pieces = slice(piece_off[u], piece_off[u + 1])
+        for h in range(hide_off[u], hide_off[u + 1]):
+            touched = (first_ts[pieces] <= hide_ts[h]) & (hide_ts[h] <= last_ts[pieces])
+            min_hidden[pieces][touched] = np.minimum(min_hidden[pieces][touched], hide_from[h])
+
+
+def mark_mixed(
+    piece_off: Ints,
+    first_ts: Ints,
+    last_ts: Ints,
+    max_arrival: Ints,
+    min_hidden: Ints,
+    user_of: Ints,
+    request_ts: Ints,
+    bound: Ints,
+) -> Bools:
+    mixed = np.zeros(len(first_ts), np.bool_)
+    for u, t, b in zip(user_of, request_ts, bound, strict=True):
+        p = slice(piece_off[u], piece_off[u + 1])
+        mixed[p] |= (first_ts[p] < t) & ((last_ts[p] >= t) | (max_arrival[p] > b) | (min_hidden[p] <= b))
+    return mixed
+
+
+def summarize(
+    piece_off: Ints,
+    first_ts: Ints,
+    last_ts: Ints,
+    max_arrival: Ints,
+    min_hidden: Ints,
+    digest: Words,
+    n_rows: Ints,
+    key_off: Ints,
+    key_ts: Ints,
+    key_arrival: Ints,
+    key_hidden: Ints,
+    key_mix: Words,
+    user_of: Ints,
+    request_ts: Ints,
+    bound: Ints,
+) -> tuple[Ints, Words, Ints, Ints]:
+    n = len(user_of)
+    count, total = np.zeros(n, np.int64), np.zeros(n, np.uint64)
+    start, end = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    for x in range(n):
+        t, b = request_ts[x], bound[x]
+        times: list[int] = []
+        mixes: list[int] = []
+        for p in range(piece_off[user_of[x]], piece_off[user_of[x] + 1]):
+            if last_ts[p] < t and max_arrival[p] <= b and min_hidden[p] > b:
+                count[x] += n_rows[p]
+                mixes.append(int(digest[p]))
+                times += [int(first_ts[p]), int(last_ts[p])]
+            elif first_ts[p] < t:
+                k = slice(key_off[p], key_off[p] + n_rows[p])
+                shown = (key_ts[k] < t) & (key_arrival[k] <= b) & (key_hidden[k] > b)
+                count[x] += int(shown.sum())
+                mixes += key_mix[k][shown].tolist()
+                times += key_ts[k][shown].tolist()
+        total[x] = sum(mixes) & _MASK
+        start[x], end[x] = (min(times), max(times)) if times else (0, 0)
+    return count, total, start, end
+
+
+def read_ranges(
+    run_off: Ints,
+    run_of_user: Ints,
+    first_ts: Ints,
+    last_ts: Ints,
+    max_arrival: Ints,
+    min_hidden: Ints,
+    n_rows: Ints,
+    key_off: Ints,
+    key_ts: Ints,
+    key_arrival: Ints,
+    key_hidden: Ints,
+    user_of: Ints,
+    request_ts: Ints,
+    bound: Ints,
+    oldest_ts: Ints,
+    max_len: int,
+) -> tuple[Ints, Ints]:
+    n_runs = len(run_off) - 1
+    first, last = np.full(n_runs, NEVER, np.int64), np.zeros(n_runs, np.int64)
+    for x in range(len(user_of)):
+        for r in range(run_of_user[user_of[x]], run_of_user[user_of[x] + 1]):
+            shown: list[bool] = []
+            floor = 0
+            for p in range(run_off[r], run_off[r + 1]):
+                if first_ts[p] >= request_ts[x]:
+                    break
+                if last_ts[p] < oldest_ts[x]:
+                    floor = len(shown) + int(n_rows[p])
+                if last_ts[p] < request_ts[x] and max_arrival[p] <= bound[x] and min_hidden[p] > bound[x]:
+                    shown += [True] * int(n_rows[p])
+                    continue
+                k = slice(key_off[p], key_off[p] + n_rows[p])
+                before = key_ts[k] < request_ts[x]
+                shown += ((key_arrival[k] <= bound[x]) & (key_hidden[k] > bound[x]))[before].tolist()
+            if not shown:
+                continue
+            at = np.flatnonzero(shown)
+            begin = int(at[-max_len]) if len(at) >= max_len else 0
+            first[r] = min(first[r], max(begin, min(floor, len(shown))))
+            last[r] = max(last[r], len(shown))
+    return first, last
+
+
+def merge_runs(run_of_user: Ints, run_start: Ints, run_stop: Ints, event_ts: Ints, arrival: Ints) -> Ints:
+    out: list[int] = []
+    for u in range(len(run_of_user) - 1):
+        rows: list[int] = []
+        for r in range(run_of_user[u], run_of_user[u + 1]):
+            rows += range(run_start[r], run_stop[r])
+        out += sorted(rows, key=lambda i: (int(event_ts[i]), int(arrival[i])))
+    return np.array(out, np.int64)
+
+
+def example_slices(
+    event_off: Ints,
+    event_ts: Ints,
+    arrival: Ints,
+    hidden_from: Ints,
+    user_of: Ints,
+    request_ts: Ints,
+    bound: Ints,
+    oldest_ts: Ints,
+    max_len: int,
+) -> tuple[Ints, Ints, Bools]:
+    n = len(user_of)
+    start, stop, exact = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.bool_)
+    for x in range(n):
+        a, b = int(event_off[user_of[x]]), int(event_off[user_of[x] + 1])
+        stop[x] = a + int((event_ts[a:b] < request_ts[x]).sum())
+        shown = [
+            i
+            for i in range(a, int(stop[x]))
+            if event_ts[i] >= oldest_ts[x] and arrival[i] <= bound[x] and hidden_from[i] > bound[x]
+        ][-max_len:]
+        start[x] = shown[0] if shown else stop[x]
+        exact[x] = len(shown) == stop[x] - start[x]
+    return start, stop, exact
+
+
+def piece_summaries(
+    row_off: Ints, event_ts: Ints, arrival: Ints, hidden_from: Ints, mix: Words
+) -> tuple[Ints, Ints, Words]:
+    spans = [slice(a, b) for a, b in zip(row_off[:-1], row_off[1:], strict=True)]
+    return (
+        np.array([arrival[s].max(initial=-1) for s in spans], np.int64),
+        np.array([hidden_from[s].min(initial=NEVER) for s in spans], np.int64),
+        np.array([mix[s].sum(dtype=np.uint64) for s in spans], np.uint64),
+    )
+
+
+def remap_codes(
+    out: npt.NDArray[Any], run_pos: Ints, run_rows: Ints, lut: npt.NDArray[np.int32], lut_off: Ints, lut_n: Ints
+) -> int:
+    for r in range(len(run_pos)):
+        codes = out[run_pos[r] : run_pos[r] + run_rows[r]]
+        if ((codes < 0) | (codes >= lut_n[r])).any():
+            return r
+        codes[:] = lut[lut_off[r] + codes]
+    return -1
+
+
+def runs_of_rows(run_off: Ints, n_rows: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints, Ints]:
+    found = []
+    for r in range(len(run_off) - 1):
+        row = 0
+        for p in range(run_off[r], run_off[r + 1]):
+            a, b = max(int(first[r]), row), min(int(last[r]), row + int(n_rows[p]))
+            if a < b:
+                found.append((p, a - row, b - row))
+            row += int(n_rows[p])
+    piece, start, stop = np.array(found, np.int64).reshape(-1, 3).T
+    return piece.copy(), start.copy(), stop.copy()
+
+
+def cut_stripes(lengths: Ints, stripe_rows: int) -> tuple[Ints, Ints, Ints, Ints]:
+    found = []
+    stripe, used = -1, stripe_rows
+    for u, length in enumerate(lengths.tolist()):
+        if length and used + length > stripe_rows:
+            stripe, used = stripe + 1, 0
+        while length > 0:
+            if used == stripe_rows:
+                stripe, used = stripe + 1, 0
+            took = min(length, stripe_rows - used)
+            found.append((u, took, stripe, used))
+            used, length = used + took, length - took
+    user, rows, stripes, first = np.array(found, np.int64).reshape(-1, 4).T
+    return user.copy(), rows.copy(), stripes.copy(), first.copy()
