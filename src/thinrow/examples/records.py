@@ -73,6 +73,11 @@ class Impressions:
             self.boundary[rows],
         )
 
+    @classmethod
+    def empty(cls, events: EventSchema, examples: ExampleSchema) -> Impressions:
+        """No requests."""
+        return cls.from_arrow(arrow_schema(request_fields(events, examples)).empty_table(), events, examples)
+
     @staticmethod
     def concat(parts: Sequence[Impressions]) -> Impressions:
         """The requests of ``parts`` (one or more, of one schema) one after another."""
