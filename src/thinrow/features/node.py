@@ -1,0 +1,131 @@
+"""Node: one step of a feature plan, as data. A plan is a graph of frozen dataclasses; equal ones are computed once.
+
+``Hash(Source("history.product_id"), buckets=1000)`` is data until ``FeaturePlan.apply`` runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from thinrow.core.errors import InputError
+from thinrow.features.value import Entries, Value
+
+#: What a value stands beside: an event (shared by the examples of its user), a candidate, or an example.
+Domain = Literal["history", "cand", "ctx"]
+DOMAINS: tuple[Domain, ...] = ("history", "cand", "ctx")
+
+
+class Node(ABC):
+    """A step of a plan. Subclasses are frozen dataclasses: the field ``input`` or ``inputs``, then parameters."""
+
+    op: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def operands(self) -> tuple[Node, ...]:
+        """The steps that this one reads."""
+
+    @property
+    def domain(self) -> Domain:
+        """What the step's value stands beside."""
+        return self.operands[0].domain
+
+    @abstractmethod
+    def evaluate(self, operands: Sequence[Value]) -> Value:
+        """The step's value from those of its operands."""
+
+    def parameters(self) -> dict[str, Any]:
+        """The fields other than the operands, JSON-ready."""
+        assert dataclasses.is_dataclass(self)
+        fields = [f.name for f in dataclasses.fields(self) if f.name not in ("input", "inputs")]
+        values = {name: getattr(self, name) for name in fields}
+        return {name: int(v) if isinstance(v, np.integer) else v for name, v in values.items()}
+
+    def digest(self) -> str:
+        """16 hex digits of the step's configuration, operands included."""
+        return _digest(self)
+
+
+@lru_cache(maxsize=4096)
+def _digest(node: Node) -> str:
+    text = json.dumps([node.op, node.parameters(), [_digest(i) for i in node.operands]], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Source(Node):
+    """A column that the plan is given: ``history.NAME``, ``cand.NAME`` or ``ctx.NAME``."""
+
+    name: str
+    op: ClassVar[str] = "source"
+
+    def __post_init__(self) -> None:
+        prefix, _, rest = self.name.partition(".")
+        if prefix not in DOMAINS or not rest:
+            raise InputError(f"source {self.name!r}; write history.NAME, cand.NAME or ctx.NAME")
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        return ()
+
+    @property
+    def domain(self) -> Domain:
+        prefix = self.name.partition(".")[0]
+        return next(d for d in DOMAINS if d == prefix)
+
+    def evaluate(self, operands: Sequence[Value]) -> Value:
+        raise AssertionError("the plan looks sources up")
+
+
+@dataclass(frozen=True)
+class Elementwise(Node):
+    """A pure, stateless op of one column, so it may run once per distinct entry of a dictionary."""
+
+    input: Node
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        return (self.input,)
+
+    def evaluate(self, operands: Sequence[Value]) -> Value:
+        (value,) = operands
+        return dataclasses.replace(value, entries=self.compute(value.entries))
+
+    @abstractmethod
+    def compute(self, entries: Entries) -> npt.NDArray[Any]:
+        """(n,) results for (n,) numbers or dictionary entries. Nulls are the caller's business."""
+
+
+def as_int64(entries: Entries, op: str, remedy: str) -> npt.NDArray[np.int64]:
+    """Integers of any width as int64.
+
+    Raises:
+        InputError: they are strings, bytes or floats.
+    """
+    if isinstance(entries, pa.Array) or entries.dtype.kind not in "iu":
+        found = entries.type if isinstance(entries, pa.Array) else entries.dtype
+        raise InputError(f"{op} of a column of {found}; it takes integers: {remedy}")
+    return np.ascontiguousarray(entries, np.int64)
+
+
+def check_bucket_count(op: str, name: str, n: int | None) -> None:
+    """Raises InputError unless ``n`` is None or in [1, 2^63)."""
+    if n is not None and not 1 <= n < 1 << 63:
+        raise InputError(f"{op}: {name}={n}; it must be in [1, 2^63)")
+
+
+def check_seed(op: str, seed: int) -> None:
+    """Raises InputError unless ``seed`` is in [0, 2^63)."""
+    if not 0 <= seed < 1 << 63:
+        raise InputError(f"{op}: seed={seed}; it must be in [0, 2^63)")

@@ -1,0 +1,206 @@
+"""Feature kernels in compiled loops; definitions and argument lists are those of ``kernels.reference.features``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from thinrow.kernels.reference.features import BYTES, DAY_MS, INT, TUPLE
+
+U64Array = npt.NDArray[np.uint64]
+I64Array = npt.NDArray[np.int64]
+
+_INT, _BYTES, _TUPLE = np.uint64(INT), np.uint64(BYTES), np.uint64(TUPLE)
+_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31, _S8 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(8)
+_DAY = np.int64(DAY_MS)
+
+
+@njit(cache=True, nogil=True)
+def _mix(z: Any) -> Any:
+    z = (z ^ (z >> _S30)) * _M1
+    z = (z ^ (z >> _S27)) * _M2
+    return z ^ (z >> _S31)
+
+
+@njit(cache=True, nogil=True)
+def _mix64(z: U64Array) -> U64Array:
+    out = np.empty_like(z)
+    for i in range(len(z)):
+        out[i] = _mix(z[i])
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _hash_ints(values: U64Array, seed: Any) -> U64Array:
+    start = _mix(seed + _INT)
+    out = np.empty_like(values)
+    for i in range(len(values)):
+        out[i] = _mix(start ^ values[i])
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: Any) -> U64Array:
+    n = len(offsets) - 1
+    start = _mix(seed + _BYTES)
+    out = np.empty(n, np.uint64)
+    for i in range(n):
+        h = start
+        at, stop = offsets[i], offsets[i + 1]
+        size = np.uint64(stop - at)
+        while at < stop:
+            word = np.uint64(0)
+            shift = np.uint64(0)
+            for j in range(at, min(at + 8, stop)):
+                word |= np.uint64(data[j]) << shift
+                shift += _S8
+            h = _mix(h ^ word)
+            at += 8
+        out[i] = _mix(h ^ size)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _hash_tuples(elements: U64Array, seed: Any) -> U64Array:
+    k, n = elements.shape
+    out = np.full(n, _mix(seed + _TUPLE), np.uint64)
+    for j in range(k):
+        for i in range(n):
+            out[i] = _mix(out[i] ^ elements[j, i])
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _mod_unsigned(values: U64Array, divisor: Any) -> I64Array:
+    out = np.empty(len(values), np.int64)
+    for i in range(len(values)):
+        out[i] = np.int64(values[i] % divisor)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _bucketize(values: npt.NDArray[Any], boundaries: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    out = np.empty(len(values), np.int32)
+    for i in range(len(values)):
+        low, high = 0, len(boundaries)
+        while low < high:
+            middle = (low + high) >> 1
+            # Written so that NaN, which compares false with everything, ends above all boundaries.
+            if values[i] < boundaries[middle]:
+                high = middle
+            else:
+                low = middle + 1
+        out[i] = low
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _cross(
+    start: I64Array,
+    stop: I64Array,
+    bound: I64Array,
+    exact: npt.NDArray[np.bool_],
+    arrival: I64Array,
+    hidden_from: I64Array,
+    event_ts: I64Array,
+    keys: I64Array,
+    keys_valid: npt.NDArray[np.bool_],
+    request_ts: I64Array,
+    offsets: I64Array,
+    wanted: I64Array,
+    wanted_valid: npt.NDArray[np.bool_],
+    count: npt.NDArray[np.int32],
+    days: npt.NDArray[np.int32],
+) -> None:
+    most = 0
+    for x in range(len(start)):
+        most = max(most, offsets[x + 1] - offsets[x])
+    capacity = 4
+    while capacity < 2 * most:
+        capacity *= 2
+    # Open addressing: a slot holds the first candidate of the example with a key, or -1.
+    table = np.empty(capacity, np.int64)
+    newest = np.empty(most, np.int64)
+    all_keys, all_wanted = len(keys_valid) == 0, len(wanted_valid) == 0
+    for x in range(len(start)):
+        first, last = offsets[x], offsets[x + 1]
+        size = 4
+        while size < 2 * (last - first):
+            size *= 2
+        mask = np.uint64(size - 1)
+        table[:size] = -1
+        for c in range(first, last):
+            count[c] = 0
+            newest[c - first] = -1
+            if not (all_wanted or wanted_valid[c]):
+                continue
+            slot = _mix(np.uint64(wanted[c])) & mask
+            while table[slot] >= 0 and wanted[table[slot]] != wanted[c]:
+                slot = (slot + np.uint64(1)) & mask
+            if table[slot] < 0:
+                table[slot] = c
+        whole, limit = exact[x], bound[x]
+        for i in range(start[x], stop[x]):
+            if not (all_keys or keys_valid[i]):
+                continue
+            if not whole and (arrival[i] > limit or hidden_from[i] <= limit):
+                continue
+            slot = _mix(np.uint64(keys[i])) & mask
+            while table[slot] >= 0 and wanted[table[slot]] != keys[i]:
+                slot = (slot + np.uint64(1)) & mask
+            c = table[slot]
+            if c >= 0:
+                count[c] += 1
+                newest[c - first] = max(newest[c - first], event_ts[i])
+        for c in range(first, last):
+            if all_wanted or wanted_valid[c]:
+                slot = _mix(np.uint64(wanted[c])) & mask
+                while wanted[table[slot]] != wanted[c]:
+                    slot = (slot + np.uint64(1)) & mask
+                count[c] = count[table[slot]]
+                newest[c - first] = newest[table[slot] - first]
+            if len(days) > 0:
+                days[c] = (request_ts[x] - newest[c - first]) // _DAY if count[c] > 0 else -1
+
+
+def mix64(z: U64Array) -> U64Array:
+    out: U64Array = _mix64(z)
+    return out
+
+
+def hash_ints(values: I64Array, seed: int) -> I64Array:
+    out: I64Array = _hash_ints(values.view(np.uint64), np.uint64(seed)).view(np.int64)
+    return out
+
+
+def hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: int) -> I64Array:
+    out: I64Array = _hash_bytes(offsets, data, np.uint64(seed)).view(np.int64)
+    return out
+
+
+def hash_tuples(elements: I64Array, seed: int) -> I64Array:
+    out: I64Array = _hash_tuples(elements.view(np.uint64), np.uint64(seed)).view(np.int64)
+    return out
+
+
+def mod_unsigned(values: I64Array, divisor: int) -> I64Array:
+    out: I64Array = _mod_unsigned(values.view(np.uint64), np.uint64(divisor))
+    return out
+
+
+def bucketize_ints(values: I64Array, boundaries: I64Array) -> npt.NDArray[np.int32]:
+    out: npt.NDArray[np.int32] = _bucketize(values, boundaries)
+    return out
+
+
+def bucketize_floats(values: npt.NDArray[np.float64], boundaries: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
+    out: npt.NDArray[np.int32] = _bucketize(values, boundaries)
+    return out
+
+
+def history_candidate_cross(*arguments: Any) -> None:
+    _cross(*arguments)
