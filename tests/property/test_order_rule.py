@@ -21,7 +21,7 @@ orders = st.builds(
     seed=st.integers(-(2**63), 2**63),
     interleave=st.integers(1, 7),
     block=st.integers(1, 5),
-    batch_rows=st.integers(1, 17),
+    batch_rows=st.none() | st.integers(1, 17),
     epochs=st.integers(1, 3),
 )
 
@@ -40,8 +40,15 @@ def test_every_row_exactly_once_per_epoch(order):
     seen = Counter()
     for t in range(order.n_batches):
         refs = order.batch(t)
-        assert len(refs.v) == (order.batch_rows if t + 1 < order.n_batches else order.n_rows - t * order.batch_rows)
-        assert set(refs.v.tolist()) <= set(order.bases_of(t))
+        if order.batch_rows is None:
+            assert (
+                set(refs.v.tolist())
+                == set(order.bases_of(t))
+                == set(range(t * order.block, (t + 1) * order.block)) & set(range(order.n_bases))
+            )
+        else:
+            assert len(refs.v) == min(order.batch_rows, order.n_rows - t * order.batch_rows)
+            assert set(refs.v.tolist()) <= set(order.bases_of(t))
         seen.update(rows_of(order, refs))
     split_rows = order.manifest.split_rows
     expected = {(e, s, r) for e in range(order.epochs) for s, n in enumerate(split_rows) for r in range(n)}

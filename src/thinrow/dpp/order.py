@@ -141,7 +141,9 @@ class VirtualOrder:
         seed: any integer.
         interleave: splits open at a time, a constant of the run.
         block: base batches whose rows are shuffled together (B), a constant of the run.
-        batch_rows: rows of a global batch (G), a constant of the run; only the run's last batch may be shorter.
+        batch_rows: rows of a global batch (G), a constant of the run; only the run's last batch may be shorter. None
+            for one block a batch: then a batch has ``base_rows * block`` rows or, where a split ends, fewer, and rows
+            that stand together in the table (those of a user) stay in one batch.
         epochs: passes over the table; None for no end.
     """
 
@@ -149,7 +151,7 @@ class VirtualOrder:
     seed: int
     interleave: int
     block: int
-    batch_rows: int
+    batch_rows: int | None
     epochs: int | None
 
     def __post_init__(self) -> None:
@@ -180,7 +182,9 @@ class VirtualOrder:
     @property
     def n_batches(self) -> int | None:
         """Global batches of the run; None where it has no end."""
-        return None if self.n_rows is None else -(-self.n_rows // self.batch_rows)
+        if self.n_rows is None or self.n_bases is None:
+            return None
+        return -(-self.n_bases // self.block) if self.batch_rows is None else -(-self.n_rows // self.batch_rows)
 
     def base(self, v: int) -> Base:
         """The base batch of virtual index ``v``."""
@@ -227,9 +231,13 @@ class VirtualOrder:
         return epoch_order(self.manifest, self.seed, self.interleave, epoch)
 
     def _rows_of(self, t: int) -> tuple[int, int]:
-        first, stop = t * self.batch_rows, (t + 1) * self.batch_rows
         if t < 0 or (self.n_batches is not None and t >= self.n_batches):
             raise InputError(f"batch {t} is not in the run; it has {self.n_batches} batches, numbered from 0")
+        if self.batch_rows is None:
+            v_stop = (t + 1) * self.block
+            v_stop = v_stop if self.n_bases is None else min(v_stop, self.n_bases)
+            return self._row_start(t * self.block), self._row_start(v_stop)
+        first, stop = t * self.batch_rows, (t + 1) * self.batch_rows
         return first, stop if self.n_rows is None else min(stop, self.n_rows)
 
     def _row_start(self, v: int) -> int:

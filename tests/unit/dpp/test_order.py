@@ -31,6 +31,13 @@ def test_trace_of_the_module_docstring():
     assert (order.n_rows, order.n_bases, order.n_batches) == (8, 5, 3)
 
 
+def test_without_a_size_a_batch_is_a_block():
+    order = VirtualOrder(MANIFEST, seed=0, interleave=2, block=2, batch_rows=None, epochs=1)
+    assert [len(order.batch(t).v) for t in range(3)] == [4, 3, 1]
+    assert [list(order.bases_of(t)) for t in range(3)] == [[0, 1], [2, 3], [4]]
+    assert order.n_batches == 3
+
+
 def test_one_lane_takes_splits_one_after_another():
     order = epoch_order(MANIFEST, 0, 1, 0)
     assert order.split.tolist() == [1, 1, 0, 0, 0]
