@@ -1,0 +1,116 @@
+"""Threads that produce items ahead of one reader, a bounded window of them, delivered in order.
+
+Worked trace, 2 threads, window 3, a reader that has taken nothing: items 0 and 1 are leased; 1 is done first and kept;
+its thread leases 2, is done, and waits, since 3 is not below 0 + 3; item 0 is done and delivered; now 3 is leased.
+
+Heavy work (NumPy, Arrow, compiled kernels) releases the GIL, so that threads overlap. All waiting is on one condition.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from thinrow.core.errors import InputError
+
+T = TypeVar("T")
+
+
+class ThreadEngine(Generic[T]):
+    """An ``Engine`` of local threads.
+
+    Args:
+        produce: item number -> item; called from several threads at once.
+        first: the first item number to deliver.
+        stop: one past the last item number; None for no end.
+        threads: how many threads work.
+        window: items in flight or waiting for the reader, at most.
+    """
+
+    def __init__(self, produce: Callable[[int], T], *, first: int, stop: int | None, threads: int, window: int) -> None:
+        for name, value in (("threads", threads), ("window", window)):
+            if value < 1:
+                raise InputError(f"{name}={value}; it must be 1 or more")
+        self._produce = produce
+        self._stop = stop
+        self._window = window
+        self._changed = threading.Condition()
+        self._head = first
+        self._next_lease = first
+        self._done: dict[int, T] = {}
+        self._failed: dict[int, BaseException] = {}
+        self._closed = False
+        self._waited_s = 0.0
+        self._threads = [
+            threading.Thread(target=self._work, name=f"thinrow-dpp-{i}", daemon=True) for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that ``next`` waited for items."""
+        return self._waited_s
+
+    def next(self) -> T:
+        """The next item in order; waits for it. After a failure the engine stays at the failed item.
+
+        Raises:
+            StopIteration: the last item was delivered, or the engine is closed.
+            Exception: whatever its production raised.
+        """
+        since = time.perf_counter()
+        with self._changed:
+            head = self._head
+            if self._ended(head):
+                raise StopIteration
+            self._changed.wait_for(lambda: head in self._done or head in self._failed or self._closed)
+            self._waited_s += time.perf_counter() - since
+            if head in self._failed:
+                raise self._failed[head]
+            if self._closed:
+                raise StopIteration
+            self._head += 1
+            self._changed.notify_all()
+            return self._done.pop(head)
+
+    def close(self) -> None:
+        """End all threads, each after the item it is at, and drop what they made. May be called twice."""
+        with self._changed:
+            self._closed = True
+            self._done.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _ended(self, number: int) -> bool:
+        return self._closed or (self._stop is not None and number >= self._stop)
+
+    def _lease(self) -> int | None:
+        """The lowest unleased item within the window; waits for one. None at the end."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ended(self._next_lease) or self._failed or self._next_lease < self._head + self._window
+            )
+            # What lies beyond a failed item will never be asked for.
+            if self._ended(self._next_lease) or self._failed:
+                return None
+            self._next_lease += 1
+            return self._next_lease - 1
+
+    def _work(self) -> None:
+        while (number := self._lease()) is not None:
+            failure: BaseException | None = None
+            try:
+                item = self._produce(number)
+            except BaseException as e:
+                failure = e
+            with self._changed:
+                if failure is not None:
+                    self._failed[number] = failure
+                elif not self._closed:
+                    self._done[number] = item
+                self._changed.notify_all()
