@@ -1,0 +1,389 @@
+"""Named immutable objects: a directory of files, or a dict in memory; one contract, ``thinrow.testing.object_store``.
+
+A name is a relative path with ``/``: ``segments/0007/1f3a.seg``. Whatever ``put``, ``put_if_absent`` and ``create``
+have returned from survives a power cut: the bytes are synced before the name appears, the directory after it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.errors import CommitConflict, CorruptionError, InputError, ObjectNotFound, StoreError
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+BytesLike: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
+
+#: Ranges closer than this many bytes are read in one go.
+GAP_BYTES = 4096
+_TEMPORARY = ".tmp-"
+#: What ``link`` says on file systems without hard links, or with as many as they take.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+#: Destinations of one vectored read; POSIX promises no more than this on Linux.
+_MAX_PARTS = 1024
+#: A vectored read returns at most 2^31 - 4096 bytes; longer ranges are read in a loop.
+_MAX_READ = 1 << 30
+
+
+class Writer(Protocol):
+    """Where the bytes of an object under creation go."""
+
+    def write(self, data: BytesLike) -> None:
+        """Append ``data``."""
+
+
+class ObjectStore(Protocol):
+    """Objects by name. Raises InputError on a name that is no relative path."""
+
+    def put_if_absent(self, name: str, data: bytes) -> None:
+        """Store ``data`` whole and durably, unless the name is taken. Raises CommitConflict where it is."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Store ``data`` whole and durably, in place of what was there."""
+
+    def get(self, name: str) -> bytes:
+        """The whole object. Raises ObjectNotFound."""
+
+    def size(self, name: str) -> int:
+        """Bytes of the object. Raises ObjectNotFound."""
+
+    def list(self, prefix: str) -> list[str]:
+        """Sorted names that begin with ``prefix``; none of objects under creation."""
+
+    def delete(self, name: str) -> None:
+        """Remove the object; nothing happens where there is none."""
+
+    def create(self, name: str) -> AbstractContextManager[Writer]:
+        """Write an object piece by piece: it appears, whole and durable, when the context ends without an exception.
+
+        After an exception nothing is left of it. Raises StoreError where the medium refuses (full, read-only).
+        """
+
+    def read_into(self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int = GAP_BYTES) -> None:
+        """Read n ranges of bytes into one buffer: ``out[out_offsets[i]:][:lengths[i]]``.
+
+        Args:
+            offsets: (n,) int64 positions in the object, in any order.
+            lengths: (n,) int64 bytes.
+            out: uint8, writable.
+            out_offsets: (n,) int64; destinations must not overlap.
+            gap: ranges this close (bytes) are read together.
+
+        Raises:
+            ObjectNotFound: no such object.
+            CorruptionError: a range that does not lie in the object.
+            InputError: a destination that does not lie in ``out``.
+        """
+
+
+def check_name(name: str) -> str:
+    """``name`` itself. Raises InputError where it is absolute, climbs, or could be taken for a temporary file."""
+    parts = name.split("/")
+    if "\0" in name or any(p in ("", ".", "..") or p.startswith(_TEMPORARY) for p in parts):
+        raise InputError(f"object name {name!r} must be a relative path without '.', '..' or '{_TEMPORARY}' parts")
+    return name
+
+
+def as_bytes(data: BytesLike) -> memoryview:
+    """Any contiguous buffer as a view of bytes."""
+    view = data.data if isinstance(data, np.ndarray) else memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+class _Memory:
+    def __init__(self) -> None:
+        self.parts = bytearray()
+
+    def write(self, data: BytesLike) -> None:
+        self.parts += as_bytes(data)
+
+
+class MemoryObjects:
+    """Objects in a dict, for tests and small experiments; safe for threads."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def put_if_absent(self, name: str, data: bytes) -> None:
+        with self._lock:
+            if check_name(name) in self._objects:
+                raise _taken(name)
+            self._objects[name] = bytes(data)
+
+    def put(self, name: str, data: bytes) -> None:
+        with self._lock:
+            self._objects[check_name(name)] = bytes(data)
+
+    def get(self, name: str) -> bytes:
+        try:
+            return self._objects[check_name(name)]
+        except KeyError:
+            raise _missing(name) from None
+
+    def size(self, name: str) -> int:
+        return len(self.get(name))
+
+    def list(self, prefix: str) -> list[str]:
+        with self._lock:
+            return sorted(n for n in self._objects if n.startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        with self._lock:
+            self._objects.pop(check_name(name), None)
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[Writer]:
+        check_name(name)
+        writer = _Memory()
+        yield writer
+        self.put(name, bytes(writer.parts))
+
+    def read_into(self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int = GAP_BYTES) -> None:
+        data = np.frombuffer(self.get(name), np.uint8)
+        _check_ranges(name, len(data), offsets, lengths, out, out_offsets)
+        for offset, length, place in zip(offsets.tolist(), lengths.tolist(), out_offsets.tolist(), strict=True):
+            out[place : place + length] = data[offset : offset + length]
+
+
+class _File:
+    def __init__(self, descriptor: int, name: str) -> None:
+        self.descriptor, self.name = descriptor, name
+
+    def write(self, data: BytesLike) -> None:
+        view = as_bytes(data)
+        with _told(self.name):
+            while view:
+                view = view[os.write(self.descriptor, view) :]
+
+
+class LocalObjects:
+    """Files under a directory of a POSIX file system; safe for threads and processes.
+
+    ``put_if_absent`` links a synced temporary file to the name, which is atomic. On file systems without hard links
+    the test and the rename are done under a lock (``flock``) on a file beside it: atomic among the writers of one
+    machine, and, where the file system shares locks, of all. A killed writer may leave a ``.tmp-*`` file, which no
+    method here ever shows.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    def put_if_absent(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        with self._temporary(name, path) as (temporary, writer):
+            writer.write(data)
+            with _told(name):
+                os.fsync(writer.descriptor)
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    raise _taken(name) from None
+                except OSError as e:
+                    if e.errno not in _NO_LINKS:
+                        raise
+                    _rename_if_absent(name, temporary, path)
+        _sync_directory(path.parent)
+
+    def put(self, name: str, data: bytes) -> None:
+        with self.create(name) as writer:
+            writer.write(data)
+
+    def get(self, name: str) -> bytes:
+        try:
+            return self._path(name).read_bytes()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            raise _missing(name) from None
+
+    def size(self, name: str) -> int:
+        try:
+            path = self._path(name)
+            if path.is_dir():
+                raise _missing(name)
+            return path.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            raise _missing(name) from None
+
+    def list(self, prefix: str) -> list[str]:
+        folder = self.root / prefix.rpartition("/")[0]
+        found = []
+        for directory, folders, files in os.walk(folder):
+            folders[:] = [f for f in folders if not f.startswith(_TEMPORARY)]
+            relative = os.path.relpath(directory, self.root)
+            base = "" if relative == "." else relative.replace(os.sep, "/") + "/"
+            found += [base + f for f in files if not f.startswith(_TEMPORARY)]
+        return sorted(n for n in found if n.startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        with suppress(FileNotFoundError, NotADirectoryError), _told(name):
+            path.unlink()
+            _sync_directory(path.parent)
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[Writer]:
+        path = self._path(name)
+        with self._temporary(name, path) as (temporary, writer):
+            yield writer
+            with _told(name):
+                os.fsync(writer.descriptor)
+                os.replace(temporary, path)
+        _sync_directory(path.parent)
+
+    def read_into(self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int = GAP_BYTES) -> None:
+        try:
+            descriptor = os.open(self._path(name), os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            raise _missing(name) from None
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise _missing(name)
+            _check_ranges(name, status.st_size, offsets, lengths, out, out_offsets)
+            for position, parts in _plan_reads(offsets, lengths, out_offsets, out.data, gap):
+                _read_parts(descriptor, name, position, parts)
+        finally:
+            os.close(descriptor)
+
+    def _path(self, name: str) -> Path:
+        return self.root / check_name(name)
+
+    @contextmanager
+    def _temporary(self, name: str, path: Path) -> Iterator[tuple[Path, _File]]:
+        """A new file beside ``path``; gone when the context ends, unless it was renamed."""
+        temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        with _told(name):
+            _make_directory(path.parent)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            yield temporary, _File(descriptor, name)
+        finally:
+            os.close(descriptor)
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def _rename_if_absent(name: str, temporary: Path, path: Path) -> None:
+    with open(path.parent / f"{_TEMPORARY}lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            raise _taken(name)
+        os.rename(temporary, path)
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """What the operating system refuses, as a StoreError that names the object."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as e:
+        raise StoreError(
+            f"cannot write {name}: {e.strerror or e}; nothing of it was kept, free space or check permissions and retry"
+        ) from e
+
+
+def _missing(name: str) -> ObjectNotFound:
+    return ObjectNotFound(f"no object {name!r}; it was deleted or never written, run `thinrow verify` on the store")
+
+
+def _taken(name: str) -> CommitConflict:
+    return CommitConflict(f"{name} exists already; read the newest state and try again")
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as e:
+        raise StoreError(
+            f"cannot sync {path}: {e.strerror}; a power cut may undo the last change, check the disk"
+        ) from e
+    finally:
+        os.close(descriptor)
+
+
+def _make_directory(path: Path) -> None:
+    """Create ``path`` and its parents; each new entry is synced, so that no crash takes the directory away again."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        _make_directory(path.parent)
+    with suppress(FileExistsError):
+        path.mkdir()
+    _sync_directory(path.parent)
+
+
+def _check_ranges(name: str, size: int, offsets: I64, lengths: I64, out: U8, out_offsets: I64) -> None:
+    outside = (offsets < 0) | (lengths < 0) | (offsets > size) | (lengths > size - offsets)
+    if outside.any():
+        i = int(outside.argmax())
+        raise CorruptionError(f"no {lengths[i]} bytes at {offsets[i]}: the file has {size} bytes", file=name)
+    misplaced = (out_offsets < 0) | (out_offsets > len(out)) | (lengths > len(out) - out_offsets)
+    if misplaced.any():
+        i = int(misplaced.argmax())
+        raise InputError(f"{lengths[i]} bytes at {out_offsets[i]} do not fit a buffer of {len(out)}; allocate more")
+
+
+def _plan_reads(
+    offsets: I64, lengths: I64, out_offsets: I64, out: memoryview, gap: int
+) -> Iterator[tuple[int, list[memoryview]]]:
+    """Reads as (position, destinations one after another); bytes of gaps go to a buffer that nobody looks at."""
+    order = np.argsort(offsets, kind="stable")
+    order = order[lengths[order] > 0]
+    if not len(order):
+        return
+    begin, size, place = offsets[order], lengths[order], out_offsets[order]
+    end = begin + size
+    # Neighbours in the file that are neighbours in the buffer too become one destination.
+    joined = (begin[1:] == end[:-1]) & (place[1:] == place[:-1] + size[:-1])
+    first = np.flatnonzero(np.concatenate([[True], ~joined]))
+    last = np.append(first[1:], len(begin)) - 1
+    begin, end, place = begin[first], end[last], place[first]
+    between = np.append(begin[1:] - end[:-1], gap + 1)
+    waste = memoryview(bytearray(max(gap, 1)))
+    parts: list[memoryview] = []
+    position, total = 0, 0
+    pieces = zip(begin.tolist(), end.tolist(), place.tolist(), between.tolist(), strict=True)
+    for start, stop, at, space in pieces:
+        if not parts:
+            position, total = start, 0
+        parts.append(out[at : at + stop - start])
+        total += stop - start + space
+        if 0 <= space <= gap and len(parts) + 2 < _MAX_PARTS and total < _MAX_READ:
+            if space:
+                parts.append(waste[:space])
+        else:
+            yield position, parts
+            parts = []
+
+
+def _read_parts(descriptor: int, name: str, position: int, parts: Sequence[memoryview]) -> None:
+    wanted = sum(map(len, parts))
+    done = os.preadv(descriptor, parts, position) if wanted <= _MAX_READ else 0
+    if done == wanted:
+        return
+    # A signal or a size limit may cut a read short without an end of file.
+    for part in parts:
+        filled = min(done, len(part))
+        done -= filled
+        position += filled
+        while filled < len(part):
+            n = os.preadv(descriptor, [part[filled : filled + _MAX_READ]], position)
+            if n == 0:
+                raise CorruptionError(f"the file ends at {position}, {len(part) - filled} bytes early", file=name)
+            filled += n
+            position += n
