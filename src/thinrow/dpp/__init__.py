@@ -1,1 +1,7 @@
 """The reader of training batches: a fixed order, workers that rebuild, a client that merges and resumes."""
+
+from thinrow.dpp.batch import Batch
+from thinrow.dpp.client import Loader, LoaderStats, loader
+from thinrow.dpp.spec import SessionSpec
+
+__all__ = ["Batch", "Loader", "LoaderStats", "SessionSpec", "loader"]

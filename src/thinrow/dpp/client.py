@@ -1,0 +1,260 @@
+"""Loader: the reader of training batches, in the order that the spec fixes, resumable at every batch.
+
+Base batches come from an engine in virtual order; those of a block are merged, their rows permuted and cut into global
+batches, of which a rank takes its part. ``state_dict`` names the last batch *yielded*: what was read ahead counts not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from thinrow.core.errors import InputError
+from thinrow.dpp.batch import Batch
+from thinrow.dpp.engines import ThreadEngine
+from thinrow.dpp.order import RowRefs
+from thinrow.dpp.spec import SessionSpec
+from thinrow.dpp.worker import Produced, Source, TableSource, Worker
+from thinrow.examples.table import ExampleTable
+from thinrow.features import FeaturePlan
+from thinrow.history.archive.generation import Generation
+from thinrow.history.archive.reader import ReadStats
+from thinrow.schema import Projection
+
+_STATE_FORMAT = 1
+
+
+@dataclass(slots=True)
+class LoaderStats(ReadStats):
+    """What the batches yielded so far cost: counts and bytes of all base batches read for them.
+
+    ``seconds`` by stage adds up over threads, so that it may exceed the time that passed; further stages are examples
+    (table rows read and decoded), features (the plan) and batch (merging and permuting).
+
+    Attributes:
+        batches: batches yielded.
+        examples: examples yielded.
+        waited_s: seconds that the reader waited for workers.
+    """
+
+    batches: int = 0
+    examples: int = 0
+    waited_s: float = 0.0
+
+
+class Loader:
+    """Iterates ``Batch``; iterating again goes on after the last batch yielded.
+
+    Args:
+        spec: what to yield.
+        source: where to read it.
+        rank: which part of each global batch to yield, in [0, n_ranks).
+        n_ranks: parts of a global batch. The state of a reader is the same at every rank, and fits any number of ranks.
+
+    Raises:
+        InputError: the spec does not fit the source.
+    """
+
+    def __init__(self, spec: SessionSpec, source: Source, *, rank: int = 0, n_ranks: int = 1) -> None:
+        if not 0 <= rank < n_ranks:
+            raise InputError(f"rank={rank} of n_ranks={n_ranks}; rank must be in [0, n_ranks)")
+        self.spec = spec
+        self.rank, self.n_ranks = rank, n_ranks
+        self.stats = LoaderStats()
+        self._order = spec.order(source.split_rows)
+        self._worker = Worker(spec, self._order, source)
+        self._engine: ThreadEngine[Produced] | None = None
+        self._t = -1
+
+    @property
+    def n_batches(self) -> int | None:
+        """Global batches of the whole run; None where it has no end."""
+        return self._order.n_batches
+
+    def __len__(self) -> int:
+        """Global batches of the whole run. Raises TypeError where it has no end."""
+        if self.n_batches is None:
+            raise TypeError("a loader with epochs=None has no length")
+        return self.n_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.close()
+        if not self._has(self._t + 1):
+            return
+        order, spec = self._order, self.spec
+        first = order.bases_of(self._t + 1).start
+        self._engine = engine = ThreadEngine(
+            self._worker.produce, first=first, stop=order.n_bases, threads=spec.threads, window=spec.window
+        )
+        held: dict[int, Batch] = {}
+        fetched = first
+        try:
+            while self._has(self._t + 1) and self._engine is engine:
+                bases = order.bases_of(self._t + 1)
+                for v in [v for v in held if v < bases.start]:
+                    del held[v]
+                try:
+                    while fetched < bases.stop:
+                        held[fetched] = self._account(engine)
+                        fetched += 1
+                except StopIteration:
+                    return
+                since = time.perf_counter()
+                refs = order.batch(self._t + 1, self.rank, self.n_ranks)
+                batch = _merge(held, refs, self._t + 1)
+                self.stats.clock("batch", since)
+                self.stats.batches += 1
+                self.stats.examples += len(batch)
+                self._t += 1
+                yield batch
+        finally:
+            engine.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the reader stands: a few hundred bytes of JSON-ready numbers and strings, the same at every rank."""
+        manifest = self._order.manifest
+        return {
+            "format": _STATE_FORMAT,
+            "t": self._t,
+            "table": manifest.table,
+            "snapshot_id": manifest.snapshot_id,
+            "rows": manifest.n_rows,
+            "base_rows": manifest.base_rows,
+            "block": self.spec.block,
+            "interleave": self.spec.interleave,
+            "batch_rows": self.spec.batch_rows,
+            "epochs": self.spec.epochs,
+            "seed": self.spec.seed,
+            "manifest": manifest.fingerprint(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after batch ``state["t"]``. Threads, ranks, projection and plan may differ from those of the state.
+
+        Raises:
+            InputError: it is no state, or one of another order; the message says what differs.
+        """
+        own = self.state_dict()
+        missing = [name for name in own if name not in state]
+        if missing:
+            raise InputError(f"not a reader state: it lacks {missing[0]!r}; pass what Loader.state_dict returned")
+        for name, value in own.items():
+            if name != "t" and state[name] != value:
+                raise InputError(
+                    f"the state has {name}={state[name]!r}, this loader {name}={value!r}: batches would differ; "
+                    f"open the loader with the {name} of the state"
+                )
+        t = state["t"]
+        if not isinstance(t, int) or t < -1 or (self.n_batches is not None and t >= self.n_batches):
+            raise InputError(f"the state has t={t!r}; this run has batches 0 to {(self.n_batches or 0) - 1}")
+        self.close()
+        self._t = t
+
+    def close(self) -> None:
+        """End the workers of an iteration that was left early. Iterating again starts new ones."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _has(self, t: int) -> bool:
+        return self.n_batches is None or t < self.n_batches
+
+    def _account(self, engine: ThreadEngine[Produced]) -> Batch:
+        waited = engine.waited_s
+        produced = engine.next()
+        self.stats.waited_s += engine.waited_s - waited
+        self.stats.add(produced.stats)
+        return produced.batch
+
+
+def _merge(held: Mapping[int, Batch], refs: RowRefs, t: int) -> Batch:
+    """The rows of ``refs`` in order; of base batches that are not needed whole, only the rows that are."""
+    parts, position = [], np.empty(len(refs.v), np.int64)
+    n_before = 0
+    for v in np.unique(refs.v).tolist() or [next(iter(held))]:
+        at = np.flatnonzero(refs.v == v)
+        rows, part = refs.row[at], held[v]
+        if len(rows) < len(part):
+            wanted = np.sort(rows)
+            part, rows = part.take(wanted), np.searchsorted(wanted, rows)
+        position[at] = n_before + rows
+        n_before += len(part)
+        parts.append(part)
+    return Batch.concat(parts).take(position, t)
+
+
+class Pinnable(Protocol):
+    """A history store."""
+
+    def pin(self) -> Generation:
+        """The newest generation."""
+        ...
+
+
+def loader(
+    store: Pinnable | Generation,
+    table: ExampleTable,
+    *,
+    projection: Projection | None = None,
+    max_len: int | None = None,
+    plan: FeaturePlan | None = None,
+    batch_rows: int | None = None,
+    epochs: int | None = 1,
+    seed: int = 0,
+    threads: int | None = None,
+    verify: bool = True,
+    snapshot_id: int | None = None,
+    base_rows: int = 256,
+    block: int = 4,
+    interleave: int = 4,
+    rank: int = 0,
+    n_ranks: int = 1,
+) -> Loader:
+    """A Loader over a table of examples and the store of their histories.
+
+    Args:
+        store: a HistoryStore (its newest generation is read) or a generation.
+        table: the examples.
+        projection: what to read of histories; everything by default.
+        max_len: short for ``projection=Projection(max_len=...)``.
+        threads: workers; None for one a core.
+        snapshot_id: of the table; None for the newest. A resumed run needs the one it began with.
+
+    The rest are fields of ``SessionSpec`` and arguments of ``Loader``.
+
+    Raises:
+        InputError: arguments out of bounds, or both ``projection`` and ``max_len``.
+        SchemaError: table and store have different numbers of buckets.
+    """
+    if projection is not None and max_len is not None:
+        raise InputError(f"both projection and max_len={max_len}; put max_len into the projection")
+    generation = store if isinstance(store, Generation) else store.pin()
+    snapshot = table.snapshot_id if snapshot_id is None else snapshot_id
+    spec = SessionSpec(
+        table=table.name,
+        snapshot_id=snapshot or 0,
+        generation=generation.number,
+        projection=projection or Projection(max_len=max_len),
+        plan=plan,
+        base_rows=base_rows,
+        block=block,
+        batch_rows=batch_rows,
+        epochs=epochs,
+        seed=seed,
+        interleave=interleave,
+        threads=threads if threads is not None else os.cpu_count() or 1,
+        verify=verify,
+    )
+    chunks = 2 * interleave + spec.threads
+    return Loader(spec, TableSource(table, snapshot, generation, cached_chunks=chunks), rank=rank, n_ranks=n_ranks)

@@ -1,0 +1,61 @@
+"""SessionSpec: everything that settles what a run of the reader yields, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from thinrow.core.errors import InputError
+from thinrow.dpp.order import SplitManifest, VirtualOrder
+from thinrow.features import FeaturePlan
+from thinrow.schema import Projection
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """With the defaults a batch is a block of four base batches: 1,024 examples, most users' all together.
+
+    Attributes:
+        table: name of the example table.
+        snapshot_id: the table's snapshot; 0 for a table without one.
+        generation: number of the archive generation that histories are rebuilt from. It does not touch the order, nor,
+            by the version protocol, the content: any generation that holds what the examples saw gives the same.
+        projection: what is read of a history.
+        plan: feature ops; None for none.
+        base_rows: examples of a base batch, the unit of work.
+        block: base batches whose examples are shuffled together.
+        batch_rows: examples of a global batch, a constant number; None for one block a batch.
+        epochs: passes over the table; None for no end.
+        seed: of every permutation.
+        interleave: buckets that are read in turn.
+        threads: workers of the local engine. Any number gives the same batches.
+        verify: hold every history against its version.
+    """
+
+    table: str
+    snapshot_id: int
+    generation: int
+    projection: Projection = field(default_factory=Projection)
+    plan: FeaturePlan | None = None
+    base_rows: int = 256
+    block: int = 4
+    batch_rows: int | None = None
+    epochs: int | None = 1
+    seed: int = 0
+    interleave: int = 4
+    threads: int = 2
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("base_rows", "block", "interleave", "threads"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)}; it must be 1 or more")
+
+    @property
+    def window(self) -> int:
+        """Base batches in flight at most: two blocks at least, four a thread."""
+        return max(2 * self.block, 4 * self.threads)
+
+    def order(self, split_rows: tuple[int, ...]) -> VirtualOrder:
+        """The virtual order over splits of these numbers of rows."""
+        manifest = SplitManifest(self.table, self.snapshot_id, split_rows, self.base_rows)
+        return VirtualOrder(manifest, self.seed, self.interleave, self.block, self.batch_rows, self.epochs)
