@@ -147,7 +147,8 @@ def _label(
     shown, position = _find_items(items, row, outcomes.item)
     request_ts = closed.snapshots.request_ts[row]
     windows = np.array([w for _, w in schema.outcomes], np.int64)
-    early = shown & (outcomes.ts < request_ts)
+    # Early before all else: a request that is still open counts it so without looking at its items.
+    early = outcomes.ts < request_ts
     late = shown & ~early & (outcomes.ts >= request_ts + windows[name])
     good = np.flatnonzero(shown & ~early & ~late)
     # Earliest first; the value decides between equal times, so that delivery order never shows in a label.
@@ -165,7 +166,7 @@ def _label(
         repeated=len(good) - len(winners),
         early=int(early.sum()),
         late=int(late.sum()),
-        unknown_item=int((~shown).sum()),
+        unknown_item=int((~shown & ~early).sum()),
     )
     return labels, counts
 

@@ -1,0 +1,199 @@
+"""The outcome join over logs, resumable: what was joined is committed with the examples, in one snapshot.
+
+State, in the summary of the table's newest snapshot: every file of the logs numbered below ``impressions`` and
+``outcomes`` was seen by a join at ``cut_ms``, and no later one. What that join did follows from the logs alone:
+
+- a request is written when its first row stands in a seen file and ``request_ts + last_window_ms <= cut_ms``;
+- an outcome of a seen file is settled when its request is written, ``ts + last_window_ms <= cut_ms``, or no outcome of
+  the schema has its name.
+
+So a process killed anywhere leaves either the old snapshot, and the next join does the same again, or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.errors import CorruptionError, NewerFormatError, SchemaError, StoreError
+from thinrow.examples.log import KEY_DTYPE, ImpressionLog, OutcomeLog
+from thinrow.examples.outcomes import JoinCounts, join, known_names, last_window_ms
+from thinrow.examples.records import Impressions, Outcomes
+from thinrow.examples.table import ExampleTable
+
+STATE_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JoinState:
+    """Attributes:
+    cut_ms: the time of the last join (its ``now_ms``, or that of an earlier join where the clock went back).
+    impressions: number of the first file of the impression log that no join has seen.
+    outcomes: the same of the outcome log.
+    logs: ids of the two logs.
+    counts: outcomes settled by all joins so far.
+    """
+
+    cut_ms: int = -1
+    impressions: int = 1
+    outcomes: int = 1
+    logs: tuple[str, str] = ("", "")
+    counts: JoinCounts = field(default_factory=JoinCounts)
+
+    def to_json(self) -> str:
+        """Canonical JSON; ``from_json`` reverses it."""
+        body = {"format": STATE_FORMAT, "cut_ms": self.cut_ms, "impressions": self.impressions}
+        return json.dumps(body | {"outcomes": self.outcomes, "logs": self.logs, "counts": self.counts.to_dict()})
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> JoinState:
+        """Raises NewerFormatError on a newer format, CorruptionError (naming ``where``) on anything else."""
+        try:
+            data = json.loads(text)
+            version = int(data["format"])
+            if version > STATE_FORMAT:
+                raise NewerFormatError(f"join state of {where} has format {version}, newer than 1; update thinrow")
+            first, second = data["logs"]
+            counts = JoinCounts(**data["counts"])
+            return cls(int(data["cut_ms"]), int(data["impressions"]), int(data["outcomes"]), (first, second), counts)
+        except (ValueError, KeyError, TypeError) as e:
+            raise CorruptionError(f"unreadable join state: {e}", file=where) from e
+
+
+@dataclass(frozen=True, slots=True)
+class JoinReport:
+    """Attributes:
+    examples: examples written by this join.
+    pending: requests that wait for a window to close.
+    pending_outcomes: outcomes that wait.
+    counts: outcomes settled by this join.
+    totals: outcomes settled by all joins into the table.
+    impressions_done: files of the impression log numbered below it are not needed by later joins (``prune``).
+    outcomes_done: the same of the outcome log.
+    snapshot_id: the table's snapshot after the join; None where nothing was ever joined.
+    """
+
+    examples: int
+    pending: int
+    pending_outcomes: int
+    counts: JoinCounts
+    totals: JoinCounts
+    impressions_done: int
+    outcomes_done: int
+    snapshot_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of several log files: ``keys`` (n,) KEY_DTYPE, ``file`` (n,) number of its file, ``row`` (n,) row in it."""
+
+    keys: npt.NDArray[np.void]
+    file: npt.NDArray[np.int64]
+    row: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, log: ImpressionLog | OutcomeLog, numbers: range) -> _Rows:
+        parts = [log.keys(n) for n in numbers]
+        lengths = [len(p) for p in parts]
+        keys = np.concatenate([np.empty(0, KEY_DTYPE), *parts])
+        row = np.concatenate([np.empty(0, np.int64), *(np.arange(n) for n in lengths)])
+        return cls(keys, np.repeat(np.array(numbers, np.int64), lengths), row)
+
+    def by_file(self, wanted: npt.NDArray[np.intp]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """Number of each file that holds one of ``wanted`` (ascending positions), and the rows in it."""
+        numbers, first = np.unique(self.file[wanted], return_index=True)
+        for number, part in zip(numbers.tolist(), np.split(wanted, first[1:]), strict=False):
+            yield number, self.row[part]
+
+
+def join_logs(impressions: ImpressionLog, outcomes: OutcomeLog, table: ExampleTable, now_ms: int) -> JoinReport:
+    """Write the examples that have closed by ``now_ms``, in one commit, and count the outcomes settled by then.
+
+    A request is written once, however often it was logged, as long as the log keeps the file of its first row. Memory:
+    the requests and outcomes that settle in this call, and 32 bytes for each row that the logs keep.
+
+    Raises:
+        CommitConflict: another writer committed first; nothing was written, run again.
+        StoreError: the table was joined with other logs, or a log has lost files.
+        SchemaError: the log has another example schema than the table.
+        CorruptionError: a log file is damaged, missing or foreign.
+    """
+    if impressions.example_schema != table.example_schema:
+        raise SchemaError(f"table {table.name!r} has another example schema than the log; open both with one schema")
+    snapshot_id, text = table.join_state()
+    before = JoinState() if text is None else JoinState.from_json(text, table.name)
+    # Listed once: a file that is appended while this runs must count as unseen.
+    numbers = impressions.numbers(), outcomes.numbers()
+    state = _next_state(before, impressions, outcomes, numbers, max(now_ms, before.cut_ms))
+    schema, window = table.example_schema, last_window_ms(table.example_schema)
+    requests, later = _Rows.of(impressions, numbers[0]), _Rows.of(outcomes, numbers[1])
+
+    ids, closes = requests.keys["request_id"], requests.keys["ts"] + window
+    is_first = np.zeros(len(ids), np.bool_)
+    is_first[np.unique(ids, return_index=True)[1]] = True
+    seen = requests.file < before.impressions
+    is_written = is_first & seen & (closes <= before.cut_ms)
+    closing = is_first & ~is_written & (closes <= state.cut_ms)
+    waiting = is_first & (closes > state.cut_ms)
+    written = np.unique(ids[is_written])
+
+    settled = (later.keys["ts"] + window <= before.cut_ms) | np.isin(later.keys["request_id"], written)
+    old = later.file < before.outcomes
+    resumed = _load_outcomes(outcomes, later, np.flatnonzero(old & ~settled))
+    fresh = _load_outcomes(outcomes, later, np.flatnonzero(~old))
+    joined = join(
+        _load_impressions(impressions, requests, np.flatnonzero(closing)),
+        Outcomes.concat([resumed.take(known_names(resumed, schema)), fresh]),
+        schema,
+        state.cut_ms,
+        written=written,
+        waiting=ids[waiting],
+    )
+    # Rows logged again never reach ``join``; the join that first sees them counts them.
+    counts = joined.counts + JoinCounts(repeated_requests=int((~is_first & ~seen).sum()))
+    totals = before.counts + counts
+    if len(joined.examples) or counts != JoinCounts():
+        snapshot_id = table.append_after(snapshot_id, joined.examples, replace(state, counts=totals).to_json())
+
+    # Outcomes that time has not settled are settled by what the log says of their request: both must stay.
+    lasting = later.keys["ts"] + window > state.cut_ms
+    needed = waiting | np.isin(ids, later.keys["request_id"][lasting])
+    unsettled = lasting & ~np.isin(later.keys["request_id"], ids[is_first & ~waiting])
+    return JoinReport(
+        examples=len(joined.examples),
+        pending=int(waiting.sum()),
+        pending_outcomes=len(joined.pending_outcomes),
+        counts=counts,
+        totals=totals,
+        impressions_done=int(requests.file[needed].min(initial=state.impressions)),
+        outcomes_done=int(later.file[unsettled].min(initial=state.outcomes)),
+        snapshot_id=snapshot_id,
+    )
+
+
+def _next_state(
+    before: JoinState, impressions: ImpressionLog, outcomes: OutcomeLog, numbers: tuple[range, range], cut_ms: int
+) -> JoinState:
+    logs = (impressions.id, outcomes.id)
+    if before.logs != ("", "") and before.logs != logs:
+        raise StoreError(f"the table was joined with logs {before.logs}, these are {logs}; pass the same logs")
+    for kind, done, have in (
+        ("impressions", before.impressions, numbers[0]),
+        ("outcomes", before.outcomes, numbers[1]),
+    ):
+        if have.stop < done:
+            raise StoreError(f"the log of {kind} ends before file {have.stop}, file {done - 1} was joined; restore it")
+    return JoinState(cut_ms, numbers[0].stop, numbers[1].stop, logs, before.counts)
+
+
+def _load_impressions(log: ImpressionLog, rows: _Rows, wanted: npt.NDArray[np.intp]) -> Impressions:
+    parts = [log.read(number).take(taken) for number, taken in rows.by_file(wanted)]
+    return Impressions.concat(parts) if parts else Impressions.empty(log.event_schema, log.example_schema)
+
+
+def _load_outcomes(log: OutcomeLog, rows: _Rows, wanted: npt.NDArray[np.intp]) -> Outcomes:
+    return Outcomes.concat([log.read(number).take(taken) for number, taken in rows.by_file(wanted)])

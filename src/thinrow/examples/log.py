@@ -1,0 +1,271 @@
+"""Logs of impressions and outcomes: numbered, immutable files, each whole or absent.
+
+Worked example: three appends, the first pruned after its rows were joined::
+
+    impressions/log.json                    {"format": 1, "id": "...", "kind": "impressions"}
+    impressions/0000000000000002.log        head, keys (request id, time), Arrow IPC body
+    impressions/0000000000000003.log
+
+A file is put if absent under the next number, so several processes may append. Numbers have no gaps: a missing file, a
+torn one and a foreign one are told apart from "not there yet" and reported. See docs/format/examples-v1.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import uuid
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from thinrow.core.errors import (
+    CommitConflict,
+    CorruptionError,
+    InputError,
+    NewerFormatError,
+    ObjectNotFound,
+    SchemaError,
+)
+from thinrow.examples.records import Impressions, Outcomes
+from thinrow.schema.event_schema import EventSchema
+from thinrow.schema.example_schema import ExampleSchema
+from thinrow.storage.objects import LocalObjects, ObjectStore
+
+FORMAT = 1
+#: Key of a logged row: request id, and request time (impressions) or outcome time (outcomes).
+KEY_DTYPE = np.dtype([("request_id", "<i8"), ("ts", "<i8")])
+
+_MAGIC = b"THINLOG\0"
+_KINDS = {"impressions": 1, "outcomes": 2}
+#: magic, format, kind, CRC of the keys, rows, bytes of the body, CRC of the body; then the CRC of those 36 bytes.
+_HEAD = struct.Struct("<8sHHIQQI")
+_HEAD_BYTES = _HEAD.size + 4
+
+T = TypeVar("T", Impressions, Outcomes)
+
+
+class _RecordLog(Generic[T]):
+    """Numbered files of one kind of record. Numbers start at 1."""
+
+    kind: str
+
+    def __init__(self, path: str | Path | ObjectStore) -> None:
+        self._objects = LocalObjects(Path(path)) if isinstance(path, (str, Path)) else path
+        self._next = 0
+        self.id = self._identify()
+
+    def append(self, records: T) -> int | None:
+        """Write records as one file; durable when it returns.
+
+        Returns:
+            The file's number; None where there is no record and so no file.
+
+        Raises:
+            InputError, SchemaError: records that do not fit the schemas; nothing was written.
+        """
+        table, keys = self._pack(records)
+        if not len(keys):
+            return None
+        data = _encode(table, keys, _KINDS[self.kind])
+        if not self._is_end(self._next):
+            self._next = self.numbers().stop
+        while True:
+            try:
+                self._objects.put_if_absent(_name(self._next), data)
+            except CommitConflict:
+                self._next = self.numbers().stop
+            else:
+                self._next += 1
+                return self._next - 1
+
+    def numbers(self) -> range:
+        """Numbers of the files that are there.
+
+        Raises:
+            CorruptionError: a file between two others is missing, or one is none of ours.
+        """
+        found = []
+        for name in self._objects.list(""):
+            if name == "log.json":
+                continue
+            number = name.removesuffix(".log")
+            if not name.endswith(".log") or not (number.isascii() and number.isdigit()) or name != _name(int(number)):
+                raise CorruptionError(f"not a file of the log of {self.kind}; move it away", file=name)
+            found.append(int(number))
+        numbers = range(found[0], found[-1] + 1) if found else range(1, 1)
+        if len(found) != len(numbers):
+            gap = next(n for n, have in zip(numbers, found, strict=False) if n != have)
+            raise CorruptionError(f"missing, though number {found[-1]} is there; restore it", file=_name(gap))
+        return numbers
+
+    def keys(self, number: int) -> npt.NDArray[np.void]:
+        """(rows,) KEY_DTYPE of a file; its body is not read. Raises as ``read``."""
+        name = _name(number)
+        rows, crc, _, _ = self._head(name)
+        data = self._bytes(name, _HEAD_BYTES, rows * KEY_DTYPE.itemsize)
+        if zlib.crc32(data) != crc:
+            raise CorruptionError("wrong CRC of the keys", file=name)
+        return np.frombuffer(data, KEY_DTYPE)
+
+    def read(self, number: int) -> T:
+        """The records of a file.
+
+        Raises:
+            ObjectNotFound: there is no such file.
+            CorruptionError: the file is torn, damaged or none of ours.
+            NewerFormatError: a newer thinrow wrote it.
+            SchemaError: it was written under other schemas.
+        """
+        name = _name(number)
+        rows, _, length, crc = self._head(name)
+        body = self._bytes(name, _HEAD_BYTES + rows * KEY_DTYPE.itemsize, length)
+        if zlib.crc32(body) != crc:
+            raise CorruptionError("wrong CRC of the body", file=name)
+        try:
+            with ipc.open_stream(pa.py_buffer(body)) as reader:
+                table = reader.read_all()
+        except (pa.ArrowException, OSError) as e:
+            raise CorruptionError(f"unreadable body: {e}", file=name) from e
+        if table.num_rows != rows:
+            raise CorruptionError(f"{table.num_rows} rows in the body, {rows} in the head", file=name)
+        try:
+            return self._unpack(table)
+        except (SchemaError, KeyError) as e:
+            raise SchemaError(f"log file {name} was written under other schemas: {e}") from e
+
+    def scan(self, start: int = 1, stop: int | None = None) -> Iterator[T]:
+        """The records of each file in ``[start, stop)``, in order. Raises as ``read``."""
+        for number in self.numbers():
+            if start <= number and (stop is None or number < stop):
+                yield self.read(number)
+
+    def prune(self, below: int) -> int:
+        """Delete the files numbered below ``below``, but never the newest: its number tells what the next one is.
+
+        A request whose file is gone can no longer be recognised when it is logged again. Returns the files deleted.
+        """
+        doomed = [n for n in self.numbers()[:-1] if n < below]
+        # Ascending, so that a crash leaves no gap.
+        for number in doomed:
+            self._objects.delete(_name(number))
+        return len(doomed)
+
+    def n_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(self._objects.size(_name(n)) for n in self.numbers())
+
+    def _is_end(self, number: int) -> bool:
+        """Whether ``number``, once the end of the log, is so still or is taken: false when others pruned past it."""
+        try:
+            return number > 1 and self._objects.size(_name(number - 1)) > 0
+        except ObjectNotFound:
+            return False
+
+    def _pack(self, records: T) -> tuple[pa.Table, npt.NDArray[np.void]]:
+        raise NotImplementedError
+
+    def _unpack(self, table: pa.Table) -> T:
+        raise NotImplementedError
+
+    def _identify(self) -> str:
+        """The log's id, made on first use: it ties the joined table to its logs."""
+        fresh = {"format": FORMAT, "kind": self.kind, "id": uuid.uuid4().hex}
+        try:
+            data = self._objects.get("log.json")
+        except ObjectNotFound:
+            # A conflict means that another process made it just now; its id holds.
+            with contextlib.suppress(CommitConflict):
+                self._objects.put_if_absent("log.json", json.dumps(fresh, sort_keys=True).encode())
+            data = self._objects.get("log.json")
+        try:
+            found = json.loads(data)
+            version, kind, identity = int(found["format"]), str(found["kind"]), str(found["id"])
+        except (ValueError, KeyError, TypeError) as e:
+            raise CorruptionError(f"not the head of a log: {e}", file="log.json") from e
+        if version > FORMAT:
+            raise NewerFormatError(f"log.json has format {version}, newer than {FORMAT}; update thinrow")
+        if kind != self.kind:
+            raise InputError(f"this is a log of {kind}, not of {self.kind}; give each its own directory")
+        return identity
+
+    def _head(self, name: str) -> tuple[int, int, int, int]:
+        size = self._objects.size(name)
+        if size < _HEAD_BYTES:
+            raise CorruptionError(f"{size} bytes, shorter than a head; torn", file=name)
+        head = self._bytes(name, 0, _HEAD_BYTES)
+        magic, version, kind, keys_crc, rows, length, body_crc = _HEAD.unpack_from(head)
+        if magic != _MAGIC:
+            raise CorruptionError(f"starts with {magic!r}; not a thinrow log file", file=name)
+        if zlib.crc32(head[: _HEAD.size]) != int.from_bytes(head[_HEAD.size :], "little"):
+            raise CorruptionError("wrong CRC of the head", file=name)
+        if version > FORMAT:
+            raise NewerFormatError(f"log file {name} has format {version}, newer than {FORMAT}; update thinrow")
+        if kind != _KINDS[self.kind]:
+            raise CorruptionError(f"holds records of kind {kind}, not {self.kind}", file=name)
+        if size != _HEAD_BYTES + rows * KEY_DTYPE.itemsize + length:
+            raise CorruptionError(f"{size} bytes, its head says {_HEAD_BYTES + rows * 16 + length}; torn", file=name)
+        return rows, keys_crc, length, body_crc
+
+    def _bytes(self, name: str, offset: int, length: int) -> bytes:
+        out = np.empty(length, np.uint8)
+        one = np.array([offset], np.int64), np.array([length], np.int64)
+        self._objects.read_into(name, *one, out, np.zeros(1, np.int64))
+        return out.tobytes()
+
+
+class ImpressionLog(_RecordLog[Impressions]):
+    """The log of impressions under ``path`` (a directory, or an object store)."""
+
+    kind = "impressions"
+
+    def __init__(
+        self, path: str | Path | ObjectStore, event_schema: EventSchema, example_schema: ExampleSchema
+    ) -> None:
+        super().__init__(path)
+        self.event_schema, self.example_schema = event_schema, example_schema
+
+    def _pack(self, records: Impressions) -> tuple[pa.Table, npt.NDArray[np.void]]:
+        table = records.to_arrow(self.event_schema, self.example_schema)
+        return table, _keys(records.request_id, records.snapshots.request_ts)
+
+    def _unpack(self, table: pa.Table) -> Impressions:
+        return Impressions.from_arrow(table, self.event_schema, self.example_schema)
+
+
+class OutcomeLog(_RecordLog[Outcomes]):
+    """The log of outcomes under ``path`` (a directory, or an object store)."""
+
+    kind = "outcomes"
+
+    def _pack(self, records: Outcomes) -> tuple[pa.Table, npt.NDArray[np.void]]:
+        return records.to_arrow(), _keys(records.request_id, records.ts)
+
+    def _unpack(self, table: pa.Table) -> Outcomes:
+        return Outcomes.from_arrow(table)
+
+
+def _name(number: int) -> str:
+    return f"{number:016d}.log"
+
+
+def _keys(request_id: npt.NDArray[np.int64], ts: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+    keys = np.empty(len(request_id), KEY_DTYPE)
+    keys["request_id"], keys["ts"] = request_id, ts
+    return keys
+
+
+def _encode(table: pa.Table, keys: npt.NDArray[np.void], kind: int) -> bytes:
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, table.schema, options=ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    body, packed = sink.getvalue(), keys.tobytes()
+    head = _HEAD.pack(_MAGIC, FORMAT, kind, zlib.crc32(packed), len(keys), len(body), zlib.crc32(body))
+    return b"".join((head, zlib.crc32(head).to_bytes(4, "little"), packed, body))

@@ -1,0 +1,113 @@
+"""Records of the training path: they survive Arrow, and misfits are refused with a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinrow.core.errors import InputError, SchemaError, UserKindError
+from thinrow.core.users import UserKind
+from thinrow.examples.records import ExampleBatch, Impressions, Outcomes
+from thinrow.jagged import Column, Jagged
+from thinrow.schema.event_schema import ColumnSpec, Trait
+from thinrow.testing.examples import (
+    event_schema,
+    example_schema,
+    random_examples,
+    random_impressions,
+    random_outcomes,
+    same_records,
+)
+
+XS = example_schema()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 12), st.sampled_from(["int64", "string"]))
+def test_arrow_and_back(seed: int, n: int, kind: UserKind) -> None:
+    rng, es = np.random.default_rng(seed), event_schema(kind)
+    examples = random_examples(rng, n, es, XS)
+    assert same_records(examples, ExampleBatch.from_arrow(examples.to_arrow(es, XS), es, XS))
+    impressions = examples.impressions
+    assert same_records(impressions, Impressions.from_arrow(impressions.to_arrow(es, XS), es, XS))
+    outcomes = random_outcomes(rng, n, n)
+    assert same_records(outcomes, Outcomes.from_arrow(outcomes.to_arrow()))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.lists(st.integers(0, 5), min_size=1, max_size=4), st.sampled_from(["int64", "string"]))
+def test_take_and_concat_are_those_of_the_rows(seed: int, sizes: list[int], kind: UserKind) -> None:
+    rng, es = np.random.default_rng(seed), event_schema(kind)
+    parts = [random_examples(rng, n, es, XS) for n in sizes]
+    whole = ExampleBatch.concat(parts)
+    tables = [p.to_arrow(es, XS) for p in parts]
+    assert whole.to_arrow(es, XS).equals(pa.concat_tables(tables).combine_chunks())
+    rows = rng.permutation(len(whole))[: len(whole) // 2 + 1]
+    assert whole.take(rows).to_arrow(es, XS).equals(whole.to_arrow(es, XS).take(rows))
+
+
+def test_a_column_added_to_the_schema_reads_as_null() -> None:
+    old = event_schema()
+    new = replace(old, schema_id=2, columns=(*old.columns, ColumnSpec(99, "later", Trait.ID, "int16", "rest")))
+    impressions = random_impressions(np.random.default_rng(3), 5, old, XS)
+    read = Impressions.from_arrow(impressions.to_arrow(old, XS), new, XS)
+    later = read.snapshots.inline.columns["later"]
+    assert later.values.dtype == np.int16
+    assert later.valid is not None
+    assert not later.valid.any()
+    assert len(later) == len(read.snapshots.inline)
+
+
+def test_stored_types_are_those_of_iceberg() -> None:
+    table = random_examples(np.random.default_rng(0), 3, event_schema(), XS).to_arrow(event_schema(), XS)
+    assert table.schema.field("ctx_c_int8").type == pa.int32()
+    assert table.schema.field("recent_short").type.value_type == pa.int32()
+    assert table.schema.field("v_checksum").type == pa.int64()
+    assert table.schema.field("request_ts").type == pa.int64()
+    assert not table.schema.field("cand_item").nullable
+
+
+def _misfits() -> list[tuple[str, Impressions, type[Exception], str]]:
+    good = random_impressions(np.random.default_rng(1), 4, event_schema(), XS)
+    s, shown = good.snapshots, good.candidates
+    wide = Jagged(Column(np.full(len(shown["k_int8"].column), 300)), shown["k_int8"].offsets)
+    short = Jagged(shown["k_int8"].column.take(slice(0, 0)), np.zeros(5, np.int64))
+    c_null = Column(good.context["c_int8"].values, np.array([True, False, True, True]))
+    return [
+        ("kind", replace(good, snapshots=replace(s, users=np.array(["a"] * 4, object))), UserKindError, "string"),
+        ("negative", replace(good, snapshots=replace(s, request_ts=s.request_ts * 0 - 5)), InputError, "-5 in row 0"),
+        ("missing", replace(good, context={}), InputError, "'c_int8' is missing"),
+        (
+            "unknown",
+            replace(good, context=good.context | {"x": c_null}),
+            InputError,
+            "'x' is not in the example schema",
+        ),
+        ("null", replace(good, context=good.context | {"c_int8": c_null}), InputError, "null at position 1"),
+        ("wide", replace(good, candidates=shown | {"k_int8": wide}), SchemaError, "300, which does not fit int8"),
+        ("shape", replace(good, candidates=shown | {"k_int8": short}), InputError, "one value a candidate"),
+        ("length", replace(good, boundary=np.zeros(3, np.int64)), InputError, "'boundary' has 3 rows"),
+        ("type", replace(good, arm=Column(np.zeros(4))), SchemaError, "float64 values, the schema says string"),
+    ]
+
+
+@pytest.mark.parametrize(("impressions", "error", "text"), [m[1:] for m in _misfits()], ids=[m[0] for m in _misfits()])
+def test_misfits_are_refused(impressions: Impressions, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        impressions.to_arrow(event_schema(), XS)
+
+
+def test_outcome_values_are_labels() -> None:
+    with pytest.raises(InputError, match="4294967296 exceeds int32"):
+        Outcomes.of("click", [1], [2], [3], 1 << 32).to_arrow()
+
+
+def test_reading_under_another_schema_names_the_column() -> None:
+    table = random_impressions(np.random.default_rng(1), 2, event_schema(), XS).to_arrow(event_schema(), XS)
+    with pytest.raises(SchemaError, match="no column 'ctx_c_int8'"):
+        Impressions.from_arrow(table.drop_columns("ctx_c_int8"), event_schema(), XS)
