@@ -1,0 +1,402 @@
+"""Paged record tables: millions of fixed-size records, read by number or by key a page at a time (format section 6).
+
+Worked example: 3 records of 16 bytes with keys 5, 5, 9 fit one page: ``u32 3, u32 0`` and 48 bytes. The directory says
+1 page, 3 records, and for the page its place, its CRC, first record 0, first key 5. ``find([5, 7])`` reads that page
+and answers the half-open ranges [0, 2) and [2, 2).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.errors import CorruptionError, InputError
+from thinrow.storage.codecs import check_crcs
+from thinrow.storage.container import Container, ContainerWriter, crc_of
+from thinrow.storage.objects import ObjectStore
+
+I64 = npt.NDArray[np.int64]
+Records: TypeAlias = npt.NDArray[Any]
+#: (n,) int64, or (n,) object of ``str``.
+Keys: TypeAlias = npt.NDArray[Any]
+KeyKind = Literal["int64", "string"]
+
+PAGE_BYTES = 16_384
+CACHE_BYTES = 64 << 20
+_PAGE_HEAD = 8
+#: A string key in a record: where its bytes are in the page's heap.
+_SLOT = np.dtype([("offset", "<u4"), ("length", "<u4")])
+_SCAN_PAGES = 64
+
+
+def _directory_dtype(key_kind: KeyKind | None) -> np.dtype[Any]:
+    key: list[tuple[str, str]] = []
+    if key_kind == "int64":
+        key = [("key", "<i8")]
+    elif key_kind == "string":
+        key = [("key_offset", "<u8"), ("key_length", "<u8")]
+    return np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc", "<u4"), ("first", "<u8"), *key])
+
+
+def write_pages(out: ContainerWriter, name: str, records: Records, keys: Keys | None) -> None:
+    """Write the sections ``name`` and ``name.directory``.
+
+    Args:
+        records: (n,) structured; with keys its first field is ``key``, ``<i8``, which is filled here.
+        keys: None, or (n,) ascending (equal ones allowed): int64, or object of ``str``.
+
+    Raises:
+        InputError: keys not ascending, or a record that does not fit a page.
+    """
+    kind: KeyKind | None = None if keys is None else "int64" if keys.dtype == np.int64 else "string"
+    if keys is not None and len(keys) > 1 and bool((keys[:-1] > keys[1:]).any()):
+        raise InputError(f"keys of {name!r} are not ascending; sort the records by key first")
+    records = records.copy()
+    texts = _Texts(keys) if keys is not None and kind == "string" else None
+    if kind == "int64":
+        records["key"] = keys
+    bounds = _cut(len(records), records.dtype.itemsize, texts)
+    directory = np.zeros(len(bounds) - 1, _directory_dtype(kind))
+    directory["first"] = bounds[:-1]
+    heap = bytearray()
+    out.begin_section(name)
+    for p, (start, stop) in enumerate(pairwise(bounds)):
+        page_heap = b""
+        if texts is not None:
+            slots, page_heap = texts.page(start, stop)
+            records["key"][start:stop] = slots.view("<i8")
+            first = texts.first(start)
+            directory["key_offset"][p], directory["key_length"][p] = len(heap), len(first)
+            heap += first
+        head = np.array([stop - start, len(page_heap)], "<u4").tobytes()
+        page = head + records[start:stop].tobytes() + page_heap
+        page += bytes(-len(page) % 8)
+        directory["offset"][p] = out.append(page)
+        directory["length"][p], directory["crc"][p] = len(page), crc_of(page)
+    if kind == "int64":
+        directory["key"] = records["key"][bounds[:-1]]
+    out.end_section(crc=False)
+    out.begin_section(f"{name}.directory")
+    out.append(np.array([len(directory), len(records)], "<u8").tobytes() + directory.tobytes() + bytes(heap))
+    out.end_section(crc=True)
+
+
+class _Texts:
+    """String keys as the bytes of runs of equal ones."""
+
+    def __init__(self, keys: Keys) -> None:
+        fresh = np.ones(len(keys), np.bool_)
+        if len(keys) > 1:
+            fresh[1:] = keys[1:] != keys[:-1]
+        self.run = np.cumsum(fresh) - 1
+        self.encoded: list[bytes] = [k.encode() for k in keys[fresh]]
+        self.lengths = np.array([len(e) for e in self.encoded], np.int64)
+        self.fresh_bytes = np.zeros(len(keys) + 1, np.int64)
+        np.cumsum(np.where(fresh, self.lengths[self.run], 0), out=self.fresh_bytes[1:])
+
+    def first(self, row: int) -> bytes:
+        """The key of ``row``."""
+        return self.encoded[int(self.run[row])]
+
+    def page(self, start: int, stop: int) -> tuple[npt.NDArray[Any], bytes]:
+        """Slots of the rows [start, stop), and the heap that they point to, each distinct key once."""
+        low, high = int(self.run[start]), int(self.run[stop - 1]) + 1
+        places = np.cumsum(self.lengths[low:high]) - self.lengths[low:high]
+        slots = np.empty(stop - start, _SLOT)
+        slots["offset"] = places[self.run[start:stop] - low]
+        slots["length"] = self.lengths[self.run[start:stop]]
+        return slots, b"".join(self.encoded[low:high])
+
+
+def _cut(n: int, itemsize: int, texts: _Texts | None) -> list[int]:
+    """Record numbers where pages begin, and n."""
+    room = PAGE_BYTES - _PAGE_HEAD
+    longest = int(texts.lengths.max(initial=0)) if texts is not None else 0
+    if itemsize + longest > room:
+        raise InputError(f"a record of {itemsize} bytes and a key of {longest} exceed a page of {PAGE_BYTES} bytes")
+    if texts is None:
+        return [*range(0, n, room // itemsize), n]
+    used = texts.fresh_bytes + np.arange(n + 1) * itemsize
+    bounds = [0]
+    while bounds[-1] < n:
+        start = bounds[-1]
+        # A key that began on the page before is written again.
+        again = int(texts.lengths[texts.run[start]] - (texts.fresh_bytes[start + 1] - texts.fresh_bytes[start]))
+        bounds.append(int(np.searchsorted(used, used[start] + room - again, side="right")) - 1)
+    return bounds if n else [0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    records: Records
+    keys: Keys | None
+
+    @property
+    def cost(self) -> int:
+        """Bytes in memory, roughly."""
+        text = 0 if self.keys is None or self.keys.dtype != object else 80 * len(self.keys)
+        return self.records.nbytes + text + 200
+
+
+class PageCache:
+    """Pages by (table, number), the least recently used dropped beyond ``capacity_bytes``; safe for threads."""
+
+    def __init__(self, capacity_bytes: int = CACHE_BYTES) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._pages: OrderedDict[tuple[int, int], _Page] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, table: int, numbers: Iterable[int]) -> dict[int, _Page]:
+        """Those of the pages that are here."""
+        found = {}
+        with self._lock:
+            for number in numbers:
+                page = self._pages.get((table, number))
+                if page is not None:
+                    self._pages.move_to_end((table, number))
+                    found[number] = page
+        return found
+
+    def add(self, table: int, pages: dict[int, _Page]) -> None:
+        """Keep pages, as far as there is room."""
+        with self._lock:
+            for number, page in pages.items():
+                if (table, number) not in self._pages:
+                    self._pages[table, number] = page
+                    self.used_bytes += page.cost
+            while self.used_bytes > self.capacity_bytes and self._pages:
+                self.used_bytes -= self._pages.popitem(last=False)[1].cost
+
+
+_table_numbers = itertools.count()
+
+
+class PagedTable:
+    """A paged table open for reading; the directory is in memory, pages are loaded and checked when needed.
+
+    Attributes:
+        name: of the section.
+        n_records: records in the table.
+        n_pages: pages in the table.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        container: Container,
+        name: str,
+        dtype: np.dtype[Any],
+        key_kind: KeyKind | None,
+        directory: npt.NDArray[Any],
+        first_keys: Keys | None,
+        n_records: int,
+        cache: PageCache,
+    ) -> None:
+        self._objects, self._container, self.name = objects, container, name
+        self._dtype, self._key_kind = dtype, key_kind
+        self._offset, self._length = directory["offset"].astype(np.int64), directory["length"].astype(np.int64)
+        self._crc = directory["crc"].copy()
+        self._first = np.append(directory["first"].astype(np.int64), n_records)
+        self._first_keys = first_keys
+        self._cache, self._number = cache, next(_table_numbers)
+        self.n_records, self.n_pages = n_records, len(directory)
+
+    @classmethod
+    def open(
+        cls,
+        objects: ObjectStore,
+        container: Container,
+        name: str,
+        dtype: np.dtype[Any],
+        key_kind: KeyKind | None = None,
+        cache: PageCache | None = None,
+    ) -> PagedTable:
+        """Read the directory of the table in the section ``name``.
+
+        Args:
+            objects: the store that the container lies in.
+            dtype: of the records, as they were written.
+            key_kind: kind of the keys; None for a table without.
+            cache: to share among tables; by default this table's own, of ``CACHE_BYTES``.
+
+        Raises:
+            CorruptionError: the directory is damaged.
+        """
+        data = np.frombuffer(container.read_section(f"{name}.directory"), np.uint8)
+        kind = _directory_dtype(key_kind)
+        n_pages, n_records = (int(v) for v in data[:16].view("<u8")) if len(data) >= 16 else (0, -1)
+        rows_end = 16 + n_pages * kind.itemsize
+        if n_records < 0 or rows_end > len(data):
+            raise CorruptionError(
+                f"the directory of {name!r} has {len(data)} bytes for {n_pages} pages", file=container.name
+            )
+        directory = data[16:rows_end].view(kind)
+        _check_directory(container, name, directory, n_records)
+        first_keys: Keys | None = directory["key"].copy() if key_kind == "int64" else None
+        if key_kind == "string":
+            slots = zip(directory["key_offset"].tolist(), directory["key_length"].tolist(), strict=True)
+            first_keys = _texts_of(container, name, data[rows_end:].tobytes(), slots)
+        return cls(objects, container, name, dtype, key_kind, directory, first_keys, n_records, cache or PageCache())
+
+    def find(self, keys: Keys) -> tuple[I64, I64]:
+        """The records of each key, as half-open ranges of record numbers (empty where the key is absent).
+
+        Args:
+            keys: (n,) of the table's kind, in any order.
+
+        Returns:
+            first (inclusive) and last (exclusive), (n,) int64 each.
+
+        Raises:
+            CorruptionError: a page is damaged.
+        """
+        assert self._first_keys is not None, "a table without keys"
+        # Pages before this one hold smaller keys only, pages after it no smaller (left) or only larger (right) ones.
+        low = np.searchsorted(self._first_keys, keys, side="left") - 1
+        high = np.searchsorted(self._first_keys, keys, side="right") - 1
+        numbers = np.union1d(low, high)
+        numbers = numbers[numbers >= 0]
+        if not len(numbers):
+            return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+        pages = self._load(numbers)
+        loaded: Keys = np.concatenate([pages[p].keys for p in numbers.tolist()])
+        starts = np.cumsum([0, *(len(pages[p].records) for p in numbers.tolist())])
+        shift = self._first[numbers] - starts[:-1]
+
+        def place(page: I64, side: Literal["left", "right"]) -> I64:
+            among = np.searchsorted(loaded, keys, side=side)
+            found: I64 = np.where(page < 0, 0, among + shift[np.searchsorted(numbers, page)])
+            return found
+
+        return place(low, "left"), place(high, "right")
+
+    def take(self, record_numbers: npt.NDArray[Any]) -> Records:
+        """The records with these numbers, in that order.
+
+        Raises:
+            CorruptionError: a number that the table does not have (something that refers to it is damaged), or a
+                damaged page.
+        """
+        out = np.empty(len(record_numbers), self._dtype)
+        for chosen, page, rows in self._by_page(record_numbers):
+            out[chosen] = page.records[rows]
+        return out
+
+    def keys(self, record_numbers: npt.NDArray[Any]) -> Keys:
+        """The keys of the records with these numbers, in that order. Raises as ``take``."""
+        assert self._first_keys is not None, "a table without keys"
+        out: Keys = np.empty(len(record_numbers), self._first_keys.dtype)
+        for chosen, page, rows in self._by_page(record_numbers):
+            assert page.keys is not None
+            out[chosen] = page.keys[rows]
+        return out
+
+    def scan(self) -> Iterator[tuple[int, Records, Keys | None]]:
+        """(number of the first record, records, keys) page by page, past the cache. Raises CorruptionError."""
+        for start in range(0, self.n_pages, _SCAN_PAGES):
+            numbers = np.arange(start, min(start + _SCAN_PAGES, self.n_pages))
+            for number, page in self._read(numbers).items():
+                yield int(self._first[number]), page.records, page.keys
+
+    def _by_page(self, numbers: npt.NDArray[Any]) -> Iterator[tuple[I64, _Page, I64]]:
+        """For each page needed: positions in ``numbers``, the page, and rows in it."""
+        numbers = np.asarray(numbers, np.int64)
+        if not len(numbers):
+            return
+        if not 0 <= int(numbers.min()) <= int(numbers.max()) < self.n_records:
+            wrong = int(numbers[(numbers < 0) | (numbers >= self.n_records)][0])
+            raise CorruptionError(
+                f"record {wrong} of {self.name!r}, which has {self.n_records}", file=self._container.name
+            )
+        page_of = np.searchsorted(self._first, numbers, side="right") - 1
+        order = np.argsort(page_of, kind="stable")
+        used, starts = np.unique(page_of[order], return_index=True)
+        pages = self._load(used)
+        for p, a, b in zip(used.tolist(), starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+            chosen = order[a:b]
+            yield chosen, pages[p], numbers[chosen] - self._first[p]
+
+    def _load(self, numbers: I64) -> dict[int, _Page]:
+        found = self._cache.get(self._number, numbers.tolist())
+        if len(found) < len(numbers):
+            missing = np.array([p for p in numbers.tolist() if p not in found], np.int64)
+            fresh = self._read(missing)
+            self._cache.add(self._number, fresh)
+            found.update(fresh)
+        return found
+
+    def _read(self, numbers: I64) -> dict[int, _Page]:
+        """Pages from the file, checked."""
+        lengths = self._length[numbers]
+        places = np.cumsum(lengths) - lengths
+        buffer = np.empty(int(lengths.sum()), np.uint8)
+        name = self._container.name
+        self._objects.read_into(name, self._offset[numbers], lengths, buffer, places)
+        bad = check_crcs(buffer, places, lengths, self._crc[numbers])
+        if bad >= 0:
+            raise CorruptionError(f"the CRC of page {numbers[bad]} of {self.name!r} does not match", file=name)
+        pages = {}
+        for number, place, length in zip(numbers.tolist(), places.tolist(), lengths.tolist(), strict=True):
+            pages[number] = self._parse(number, buffer[place : place + length])
+        return pages
+
+    def _parse(self, number: int, page: npt.NDArray[np.uint8]) -> _Page:
+        n, heap_bytes = (int(v) for v in page[:_PAGE_HEAD].view("<u4"))
+        end = _PAGE_HEAD + n * self._dtype.itemsize
+        if n != self._first[number + 1] - self._first[number] or (end + heap_bytes + 7) // 8 * 8 != len(page):
+            raise CorruptionError(
+                f"page {number} of {self.name!r} does not hold its records", file=self._container.name
+            )
+        # A copy, so that a cached page does not hold the buffer of its neighbours.
+        records = page[_PAGE_HEAD:end].copy().view(self._dtype)
+        if self._key_kind is None:
+            return _Page(records, None)
+        if self._key_kind == "int64":
+            return _Page(records, np.ascontiguousarray(records["key"]))
+        # Runs of one key are decoded once.
+        slots = np.ascontiguousarray(records["key"])
+        fresh = np.ones(n, np.bool_)
+        fresh[1:] = slots[1:] != slots[:-1]
+        cut = slots[fresh].view(_SLOT)
+        pairs = zip(cut["offset"].tolist(), cut["length"].tolist(), strict=True)
+        texts = _texts_of(self._container, self.name, page[end : end + heap_bytes].tobytes(), pairs)
+        return _Page(records, texts[np.cumsum(fresh) - 1])
+
+
+def _check_directory(container: Container, name: str, directory: npt.NDArray[Any], n_records: int) -> None:
+    offset, length, _ = container.section(name)
+    lengths = directory["length"].astype(np.int64)
+    first = np.append(directory["first"].astype(np.int64), n_records)
+    sound = (
+        np.array_equal(directory["offset"].astype(np.int64), offset + np.cumsum(lengths) - lengths)
+        and int(lengths.sum()) == length
+        and bool(((lengths >= _PAGE_HEAD) & (lengths <= PAGE_BYTES)).all())
+        and int(first[0]) == 0
+        and bool((np.diff(first) > 0).all())
+    )
+    if not sound:
+        raise CorruptionError(f"the directory of {name!r} does not describe its pages", file=container.name)
+
+
+def _texts_of(container: Container, name: str, heap: bytes, slots: Iterable[tuple[int, int]]) -> Keys:
+    found = []
+    for offset, length in slots:
+        text = heap[offset : offset + length]
+        if len(text) != length:
+            raise CorruptionError(f"a key of {name!r} lies outside its heap", file=container.name)
+        found.append(text)
+    out = np.empty(len(found), object)
+    try:
+        out[:] = [t.decode() for t in found]
+    except UnicodeDecodeError as e:
+        raise CorruptionError(f"a key of {name!r} is not UTF-8", file=container.name) from e
+    return out
