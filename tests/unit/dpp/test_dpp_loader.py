@@ -1,0 +1,327 @@
+"""The loader over a source in memory: order, resume, ranks, plans, statistics, errors.
+
+In that source example r of split s is request 1000 s + r of user 1000 s + r // 3, who has seven events.
+"""
+
+import hashlib
+import json
+import threading
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from thinrow.core.errors import InputError
+from thinrow.core.units import NEVER
+from thinrow.dpp import Loader, SessionSpec
+from thinrow.examples.records import ExampleBatch, text_column
+from thinrow.features import Cross, FeaturePlan, Hash
+from thinrow.features import Source as Col
+from thinrow.history.archive.reader import ReadStats
+from thinrow.history.reconstruct import Reconstruction
+from thinrow.history.requests import RequestBatch
+from thinrow.jagged import HIDE_DTYPE, Column, Events, Jagged, SharedHistories
+from thinrow.schema import VERSION_DTYPE, Projection
+
+ROWS = (23, 0, 9, 14)
+SMALL = {"base_rows": 4, "block": 3, "batch_rows": 7, "interleave": 2}
+EVENTS = 7
+SPLIT = 1000
+
+
+class FakeSource:
+    """Rows by arithmetic. ``broken`` is a request id whose base batch fails."""
+
+    def __init__(self, split_rows, broken=None):
+        self.split_rows = tuple(split_rows)
+        self.broken = broken
+        self.names = {"ctx.hour", "cand.item", "cand.price"}
+        self.read = []
+
+    def history_names(self, projection):
+        return {"item", "shop"}
+
+    def examples(self, split, first_row, stop_row):
+        self.read.append((split, first_row, stop_row))
+        row = np.arange(first_row, stop_row)
+        request_id = split * SPLIT + row
+        if self.broken in request_id:
+            raise RuntimeError(f"request {self.broken} cannot be read")
+        n, users = len(row), split * SPLIT + row // 3
+        versions = np.zeros(n, VERSION_DTYPE)
+        versions["snapshot_arrival"] = EVENTS
+        none = Events.empty(users, {})
+        batch = RequestBatch(
+            users, 100 + request_id, versions, none, np.empty(0, HIDE_DTYPE), np.zeros(n + 1, np.int64)
+        )
+        lengths = 1 + request_id % 3
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        item = Jagged(Column(np.repeat(request_id, lengths)), offsets)
+        price = Jagged(Column(np.repeat(request_id / 8, lengths)), offsets)
+        label = Jagged(Column(np.repeat(request_id % 2, lengths).astype(np.int32)), offsets)
+        hour = Column((request_id % 24).astype(np.int8))
+        names = text_column("model", n), text_column(f"arm {split}", n)
+        context, candidates = {"hour": hour}, {"item": item, "price": price}
+        return ExampleBatch(request_id, batch, context, candidates, {"click": label}, *names, np.zeros(n, np.int64))
+
+    def rebuild(self, batch, projection, verify):
+        users, user_of = np.unique(batch.users, return_inverse=True)
+        n = len(users)
+        position = np.tile(np.arange(EVENTS), n)
+        owner = np.repeat(users, EVENTS)
+        shops = Column(position.astype(np.int32), None, pa.array([f"shop {users[0]}.{i}" for i in range(EVENTS)]))
+        events = Events(
+            users,
+            np.arange(n + 1) * EVENTS,
+            owner * 10 + position,
+            position + 1,
+            np.full(n * EVENTS, NEVER),
+            {"item": Column(owner + position), "shop": shops},
+        )
+        stop = user_of * EVENTS + 1 + batch.request_ts % EVENTS
+        start = np.maximum(stop - (projection.max_len or EVENTS), user_of * EVENTS)
+        exact = np.ones(len(batch), np.bool_)
+        histories = SharedHistories(events, user_of, start, stop, batch.versions["snapshot_arrival"], exact)
+        stats = ReadStats(bytes_read=10, events_decoded=len(events), versions_verified=len(batch) * verify)
+        return Reconstruction(histories, stats)
+
+
+def digest(batch):
+    """Content of a batch, independent of how it is laid out (which codes a dictionary gives, say)."""
+    h = hashlib.sha256()
+    names = ["event_ts", *batch.histories.events.columns]
+    rows = {n: batch.histories.to_jagged(n).to_arrow().to_pylist() for n in names}
+    rows |= {n: c.to_arrow().to_pylist() for n, c in batch.context.items()}
+    for group in (batch.candidates, batch.labels, batch.features):
+        rows |= {n: c.to_arrow().to_pylist() for n, c in group.items()}
+    rows |= {"arm": batch.arm.to_arrow().to_pylist(), "users": batch.users.tolist()}
+    h.update(repr((batch.t, batch.request_id.tolist(), batch.request_ts.tolist(), sorted(rows.items()))).encode())
+    return h.hexdigest()
+
+
+def make(source=None, rank=0, n_ranks=1, **changes):
+    spec = SessionSpec(**{"table": "examples", "snapshot_id": 5, "generation": 1, **SMALL, "epochs": 2, **changes})
+    return Loader(spec, source or FakeSource(ROWS), rank=rank, n_ranks=n_ranks)
+
+
+def workers():
+    return [t for t in threading.enumerate() if t.name.startswith("thinrow-dpp")]
+
+
+def test_every_example_once_an_epoch_with_its_own_values():
+    batches = list(make())
+    assert [b.t for b in batches] == list(range(14))
+    assert [len(b) for b in batches] == [7] * 13 + [1]
+    ids = np.concatenate([b.request_id for b in batches])
+    expected = [s * SPLIT + r for s, n in enumerate(ROWS) for r in range(n)]
+    assert sorted(ids.tolist()) == sorted(expected * 2)
+    for b in batches:
+        assert b.users.tolist() == [i // SPLIT * SPLIT + i % SPLIT // 3 for i in b.request_id.tolist()]
+        assert b.request_ts.tolist() == (100 + b.request_id).tolist()
+        for i, request in enumerate(b.request_id.tolist()):
+            user = int(b.users[i])
+            n = 1 + (100 + request) % 7
+            assert b.histories.to_jagged("item").row(i).tolist() == [user + k for k in range(n)]
+            assert set(b.candidates["item"].row(i).tolist()) == {request}
+            assert b.labels["click"].lengths[i] == b.candidates["price"].lengths[i] == 1 + request % 3
+            assert b.context["hour"].values[i] == request % 24
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_do_not_change_a_batch(threads):
+    assert [digest(b) for b in make(threads=threads)] == [digest(b) for b in make(threads=1)]
+
+
+def test_restored_at_every_step_with_other_threads():
+    whole = [digest(b) for b in make()]
+    for t in range(len(whole) + 1):
+        first = make()
+        walk = iter(first)
+        for _ in range(t):
+            next(walk)
+        state = json.loads(json.dumps(first.state_dict()))
+        walk.close()
+        second = make(threads=1 + t % 3)
+        second.load_state_dict(state)
+        assert [digest(b) for b in second] == whole[t:]
+    assert not workers()
+
+
+def test_iterating_again_goes_on_after_the_last_batch_yielded():
+    one = make()
+    seen = []
+    for batch in one:
+        seen.append(digest(batch))
+        if len(seen) == 5:
+            break
+    seen += [digest(b) for b in one]
+    assert seen == [digest(b) for b in make()]
+    assert list(one) == []
+    assert len(one) == 14
+
+
+def test_a_block_is_shared_and_windows_differ():
+    """By default a batch is a block: a user's examples in one base batch share one copy of the events."""
+    (batch,) = make(FakeSource([12]), base_rows=12, block=1, batch_rows=None, epochs=1)
+    assert len(batch) == 12
+    assert len(batch.histories.events) == 4 * 7
+    assert len(set(batch.histories.lengths().tolist())) > 1
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 8])
+def test_ranks_partition_each_global_batch(n_ranks):
+    whole = [b.request_id.tolist() for b in make()]
+    parts = [[b.request_id.tolist() for b in make(rank=r, n_ranks=n_ranks)] for r in range(n_ranks)]
+    assert [list(chain.from_iterable(ranks)) for ranks in zip(*parts, strict=True)] == whole
+
+
+def test_a_state_of_one_rank_fits_another_number_of_ranks():
+    one = make(rank=1, n_ranks=2)
+    walk = iter(one)
+    next(walk)
+    next(walk)
+    other = make(rank=0, n_ranks=1)
+    other.load_state_dict(one.state_dict())
+    assert next(iter(other)).t == 2
+
+
+def test_state_is_small():
+    assert len(json.dumps(make().state_dict())) < 400
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, "seed=0, this loader seed=1"),
+        ({"batch_rows": 8}, "batch_rows=7, this loader batch_rows=8"),
+        ({"block": 2}, "block=3, this loader block=2"),
+        ({"base_rows": 5}, "base_rows=4, this loader base_rows=5"),
+        ({"interleave": 1}, "interleave=2, this loader interleave=1"),
+        ({"epochs": 3}, "epochs=2, this loader epochs=3"),
+        ({"table": "others"}, "table='examples', this loader table='others'"),
+        ({"snapshot_id": 6}, "snapshot_id=5, this loader snapshot_id=6"),
+        ({"source": FakeSource((23, 0, 9, 15))}, "rows=46, this loader rows=47"),
+        ({"source": FakeSource((23, 0, 10, 13))}, "manifest="),
+    ],
+)
+def test_a_state_of_another_order_is_refused_by_name(changes, message):
+    other = make(**changes)
+    with pytest.raises(InputError, match=message):
+        other.load_state_dict(make().state_dict())
+
+
+def test_projection_plan_and_threads_may_change_on_resume():
+    other = make(
+        projection=Projection(max_len=2), plan=FeaturePlan({"h": Hash(Col("cand.item"))}), threads=3, generation=9
+    )
+    other.load_state_dict(make().state_dict())
+
+
+@pytest.mark.parametrize("change", [{"t": 14}, {"t": -2}, {"t": "0"}, {"t": None}])
+def test_a_state_out_of_bounds_is_refused(change):
+    with pytest.raises(InputError, match=r"the state has t=.*; this run has batches 0 to 13"):
+        make().load_state_dict({**make().state_dict(), **change})
+    with pytest.raises(InputError, match="not a reader state: it lacks 'format'"):
+        make().load_state_dict({})
+
+
+def test_an_error_of_a_worker_comes_after_the_batches_before_it():
+    loader = make(FakeSource(ROWS, broken=11), threads=3)
+    good, seen = [digest(b) for b in make()], []
+    with pytest.raises(RuntimeError, match="request 11 cannot be read"):
+        seen.extend(digest(b) for b in loader)
+    assert seen == good[: len(seen)]
+    assert 0 < len(seen) < 14
+    assert loader.state_dict()["t"] == len(seen) - 1
+    assert not workers()
+
+
+def test_leaving_early_ends_the_threads():
+    loader = make()
+    walk = iter(loader)
+    next(walk)
+    assert workers()
+    loader.close()
+    assert not workers()
+    assert list(walk) == []
+    with make() as other:
+        next(iter(other))
+    assert not workers()
+
+
+def test_no_more_is_read_ahead_than_the_window():
+    source = FakeSource([4000])
+    loader = make(source, threads=1)
+    next(iter(loader))
+    loader.close()
+    assert len(source.read) <= loader.spec.window + loader.spec.block
+
+
+def test_a_plan_gives_shared_history_columns_and_rows():
+    item, shop = Col("history.item"), Col("history.shop")
+    plan = FeaturePlan(
+        {
+            "pair": Cross((item, shop), buckets=1000),
+            "bucket": Hash(Col("cand.item"), buckets=50),
+            "at_hour": Cross((Col("cand.item"), Col("ctx.hour"))),
+            "hour": Hash(Col("ctx.hour"), buckets=7),
+        }
+    )
+    for batch in make(plan=plan):
+        events = batch.histories.events
+        shops = events.columns["shop"].to_arrow()
+        sources = {
+            "history.item": events.columns["item"],
+            "history.shop": type(events.columns["shop"]).from_arrow(shops, "string"),
+        }
+        sources |= {"cand.item": batch.candidates["item"], "ctx.hour": batch.context["hour"]}
+        again = plan.apply(sources)
+        assert np.array_equal(events.columns["pair"].values, again["pair"].values)
+        assert set(batch.features) == {"bucket", "at_hour", "hour"}
+        for name, value in batch.features.items():
+            assert value.to_arrow().equals(again[name].to_arrow())
+        assert batch.histories.to_jagged("pair").lengths.tolist() == batch.histories.lengths().tolist()
+
+
+def test_a_plan_that_does_not_fit_is_refused_at_once():
+    with pytest.raises(InputError, match=r"the plan reads 'history\.price', but projection and table have cand\.item"):
+        make(plan=FeaturePlan({"a": Col("history.price")}))
+    with pytest.raises(InputError, match="output 'item' of the plan is also a history column"):
+        make(plan=FeaturePlan({"item": Hash(Col("history.item"))}))
+
+
+def test_statistics_add_up():
+    loader = make(epochs=1)
+    batches = list(loader)
+    s = loader.stats
+    assert (s.batches, s.examples, s.versions_verified) == (len(batches), sum(ROWS), sum(ROWS))
+    assert s.bytes_read == 10 * len(range(0, 23, 4)) + 10 * len(range(0, 9, 4)) + 10 * len(range(0, 14, 4))
+    assert s.events_decoded > 0
+    assert {"examples", "features", "batch"} <= set(s.seconds)
+    assert s.waited_s >= 0
+
+
+def test_an_empty_table_yields_nothing():
+    for epochs in (1, None):
+        loader = make(FakeSource(()), epochs=epochs)
+        assert list(loader) == []
+        assert len(loader) == 0
+
+
+def test_a_run_without_end_has_no_length():
+    loader = make(epochs=None)
+    with pytest.raises(TypeError, match="epochs=None"):
+        len(loader)
+    walk = iter(loader)
+    assert [next(walk).t for _ in range(20)] == list(range(20))
+    walk.close()
+
+
+def test_bad_sizes_and_ranks_are_named():
+    for name in ("base_rows", "block", "batch_rows", "interleave", "threads", "epochs"):
+        with pytest.raises(InputError, match=f"{name}=0"):
+            make(**{name: 0})
+    for rank, n_ranks in ((1, 1), (-1, 2), (0, 0)):
+        with pytest.raises(InputError, match=f"rank={rank} of n_ranks={n_ranks}"):
+            make(rank=rank, n_ranks=n_ranks)
