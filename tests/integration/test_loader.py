@@ -1,0 +1,238 @@
+"""The loader over a real store and table: equal to the fat rows, once an epoch, any threads, from any step."""
+
+import hashlib
+import json
+import threading
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from thinrow.core.errors import CorruptionError, InputError, SchemaError
+from thinrow.dpp import loader
+from thinrow.examples.records import ExampleBatch, text_column
+from thinrow.examples.table import ExampleTable
+from thinrow.features import Bucketize, Cross, FeaturePlan, Hash, Source, history_candidate_cross
+from thinrow.history.store import HistoryStore
+from thinrow.jagged import Column, Jagged
+from thinrow.schema import ColumnSpec, EventSchema, ExampleSchema, FieldSpec, Projection, Trait
+
+N_USERS, STEPS, STEP_MS = 37, 40, 1_000
+COLUMNS = ("item", "shop", "price")
+SCHEMA = EventSchema(
+    (
+        ColumnSpec(1, "item", Trait.ID, "int64", "item"),
+        ColumnSpec(2, "shop", Trait.CATEGORICAL, "string", "item", nullable=True),
+        ColumnSpec(3, "price", Trait.NUMERIC, "float32", "price"),
+    )
+)
+EXAMPLES = ExampleSchema(
+    context=(FieldSpec("hour", "int8"),),
+    candidates=(FieldSpec("product", "int64"), FieldSpec("count", "int32")),
+    item="product",
+    outcomes=(("click", 10),),
+)
+SMALL = {"base_rows": 16, "block": 3, "seed": 4}
+PLAN = FeaturePlan(
+    {
+        "item_bucket": Hash(Source("history.item"), buckets=100),
+        "item_shop": Cross((Source("history.item"), Source("history.shop")), buckets=1000),
+        "price_bucket": Bucketize(Source("history.price"), (1, 2, 5)),
+        "product_bucket": Hash(Source("cand.product"), buckets=100),
+    }
+)
+
+
+def some_events(rng, step, n):
+    shops = [None if rng.random() < 0.1 else f"shop {rng.integers(0, 5)}" for _ in range(n)]
+    # One event in ten is late: it happened some steps ago and arrives now.
+    late = np.where(rng.random(n) < 0.1, rng.integers(0, 6, n), 0)
+    return pa.table(
+        {
+            "user_id": rng.integers(0, N_USERS, n),
+            "event_ts": np.maximum((step - late) * STEP_MS + rng.integers(0, STEP_MS, n), 0),
+            "item": rng.integers(0, 30, n),
+            "shop": pa.array(shops, pa.string()),
+            "price": rng.random(n).astype(np.float32) * 8,
+        }
+    )
+
+
+def some_requests(rng, store, step, first_id, fat):
+    """Examples of some users at the end of a step; what each saw is kept in ``fat``."""
+    users = np.sort(rng.permutation(N_USERS + 3)[:15])
+    n, request_ts = len(users), (step + 1) * STEP_MS + rng.integers(0, 3, len(users))
+    taken = store.snapshot(users, request_ts)
+    histories = store.read(users, request_ts).histories
+    rows = {c: histories.to_jagged(c).to_arrow().to_pylist() for c in ("event_ts", *COLUMNS)}
+    request_id = np.arange(first_id, first_id + n)
+    for i, r in enumerate(request_id.tolist()):
+        fat[r] = {c: rows[c][i] for c in rows} | {"user": int(users[i]), "ts": int(request_ts[i])}
+    lengths = rng.integers(0, 5, n)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    product = Jagged(Column(rng.integers(0, 30, int(offsets[-1]))), offsets)
+    count = history_candidate_cross(histories, "item", product, request_ts).count
+    label = Jagged(Column(rng.integers(0, 2, int(offsets[-1])).astype(np.int32)), offsets)
+    return ExampleBatch(
+        request_id,
+        taken.requests,
+        {"hour": Column((request_id % 24).astype(np.int8))},
+        {"product": product, "count": count},
+        {"click": label},
+        text_column("model", n),
+        text_column("a", n),
+        np.zeros(n, np.int64),
+    )
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """(store, table, fat rows) after forty steps of events, requests and compactions, and more of them afterwards."""
+    rng = np.random.default_rng(8)
+    path = tmp_path_factory.mktemp("world")
+    fat, parts = {}, []
+    with HistoryStore.create(path / "store", SCHEMA, n_buckets=4, sync=False) as store:
+        for step in range(STEPS):
+            store.append(some_events(rng, step, 40))
+            if step % 7 == 3:
+                store.compact(full=step % 2 == 0)
+            parts.append(some_requests(rng, store, step, 100 * step, fat))
+        store.append(some_events(rng, STEPS // 2, 200))
+        store.compact()
+        table = ExampleTable.create(path / "table", event_schema=SCHEMA, example_schema=EXAMPLES, n_buckets=4)
+        for half in (parts[::2], parts[1::2]):
+            table.append(ExampleBatch.concat(half))
+        table.cluster()
+        yield store, table, fat
+        table.close()
+
+
+def digest(batch):
+    h = hashlib.sha256()
+    rows = {n: batch.histories.to_jagged(n) for n in ("event_ts", *batch.histories.events.columns)}
+    for group in (rows, batch.context, batch.candidates, batch.labels, batch.features):
+        h.update(repr([(n, c.to_arrow().to_pylist()) for n, c in sorted(group.items())]).encode())
+    h.update(repr((batch.t, batch.request_id.tolist(), batch.request_ts.tolist(), batch.users.tolist())).encode())
+    return h.hexdigest()
+
+
+def workers():
+    return [t for t in threading.enumerate() if t.name.startswith("thinrow-dpp")]
+
+
+def test_every_example_once_an_epoch_equal_to_its_fat_row(world):
+    store, table, fat = world
+    for max_len in (None, 1, 5):
+        one = loader(store, table, max_len=max_len, threads=2, **SMALL)
+        seen = []
+        for batch in one:
+            seen += batch.request_id.tolist()
+            rows = {c: batch.histories.to_jagged(c).to_arrow().to_pylist() for c in ("event_ts", *COLUMNS)}
+            for i, request in enumerate(batch.request_id.tolist()):
+                assert (int(batch.users[i]), int(batch.request_ts[i])) == (fat[request]["user"], fat[request]["ts"])
+                for c, values in rows.items():
+                    assert values[i] == fat[request][c][-(max_len or 10**6) :]
+        assert sorted(seen) == sorted(fat)
+        assert seen != sorted(seen)
+        assert one.stats.versions_verified == one.stats.examples == len(fat)
+        assert one.stats.bytes_read > 0
+        assert one.stats.events_delivered >= sum(len(f["item"][-(max_len or 10**6) :]) for f in fat.values())
+    assert not workers()
+
+
+def test_cross_features_rebuilt_are_those_that_were_logged(world):
+    store, table, _ = world
+    for batch in loader(store, table, **SMALL):
+        found = history_candidate_cross(batch.histories, "item", batch.candidates["product"], batch.request_ts)
+        assert found.count.to_arrow().equals(batch.candidates["count"].to_arrow())
+
+
+def test_threads_do_not_change_a_batch(world):
+    store, table, _ = world
+    runs = [[digest(b) for b in loader(store, table, plan=PLAN, epochs=2, threads=n, **SMALL)] for n in (1, 2, 5)]
+    assert runs[0] == runs[1] == runs[2]
+    assert len(set(runs[0])) == len(runs[0])
+
+
+@pytest.mark.parametrize("batch_rows", [None, 50])
+def test_restored_at_every_step_from_a_later_generation(world, batch_rows):
+    store, table, _ = world
+    settings = {**SMALL, "batch_rows": batch_rows, "max_len": 6, "plan": PLAN}
+    first_generation = store.pin()
+    states, whole = [], []
+    one = loader(first_generation, table, threads=2, **settings)
+    states.append(one.state_dict())
+    for batch in one:
+        whole.append(digest(batch))
+        states.append(json.loads(json.dumps(one.state_dict())))
+    rng = np.random.default_rng(9)
+    store.append(some_events(rng, STEPS, 50))
+    store.compact(full=True)
+    assert store.pin().number > first_generation.number
+    for t, state in enumerate(states):
+        other = loader(store, table, threads=1 + t % 2, **settings)
+        other.load_state_dict(state)
+        assert [digest(b) for b in other] == whole[t:]
+
+
+def test_ranks_partition_each_batch(world):
+    store, table, _ = world
+    whole = [b.request_id.tolist() for b in loader(store, table, **SMALL)]
+    parts = [[b.request_id.tolist() for b in loader(store, table, rank=r, n_ranks=3, **SMALL)] for r in range(3)]
+    assert [list(chain.from_iterable(ranks)) for ranks in zip(*parts, strict=True)] == whole
+
+
+def test_a_state_of_another_snapshot_is_refused_until_its_snapshot_is_named(world):
+    store, table, fat = world
+    old = table.snapshot_id
+    one = loader(store, table, **SMALL)
+    next(iter(one))
+    state = one.state_dict()
+    one.close()
+    table.append(some_requests(np.random.default_rng(1), store, STEPS, 10**6, {}))
+    with pytest.raises(InputError, match=f"snapshot_id={old}, this loader snapshot_id="):
+        loader(store, table, **SMALL).load_state_dict(state)
+    pinned = loader(store, table, snapshot_id=old, **SMALL)
+    pinned.load_state_dict(state)
+    rest = list(pinned)
+    assert rest[0].t == 1
+    assert set(chain.from_iterable(b.request_id.tolist() for b in rest)) < set(fat)
+
+
+def test_projection_reads_less_and_sharing_holds(world):
+    store, table, _ = world
+    small = loader(store, table, projection=Projection(columns=("price",), max_len=2), **SMALL)
+    large = loader(store, table, **SMALL)
+    for batch in small:
+        assert list(batch.histories.events.columns) == ["price"]
+        assert len(batch.histories.events.users) < len(batch)
+    list(large)
+    assert small.stats.bytes_read < large.stats.bytes_read
+
+
+def test_damage_reaches_the_reader_as_it_is(world, tmp_path):
+    _, table, _ = world
+    with HistoryStore.create(tmp_path / "other", SCHEMA, n_buckets=4, sync=False) as other:
+        rng = np.random.default_rng(0)
+        for step in range(STEPS):
+            other.append(some_events(rng, step, 60))
+        other.compact()
+        # Histories of another store: versions do not fit, and the error names a user.
+        with pytest.raises((CorruptionError, InputError), match="user"):
+            list(loader(other, table, threads=2, **SMALL))
+        assert len(list(loader(other, table, threads=2, verify=False, **SMALL))) > 0
+    assert not workers()
+
+
+def test_bad_arguments_are_named(world, tmp_path):
+    store, table, _ = world
+    with pytest.raises(InputError, match="both projection and max_len=3"):
+        loader(store, table, projection=Projection(), max_len=3)
+    with (
+        HistoryStore.create(tmp_path / "eight", SCHEMA, n_buckets=8) as eight,
+        pytest.raises(SchemaError, match=r"bucket\[4\]"),
+    ):
+        loader(eight, table)
+    with ExampleTable.create(tmp_path / "empty", event_schema=SCHEMA, example_schema=EXAMPLES, n_buckets=4) as empty:
+        assert list(loader(store, empty)) == []
