@@ -35,6 +35,8 @@ SORT_COLUMNS = ("user_id", "request_ts", "request_id")
 JOIN_STATE = "thinrow.join"
 #: The state of a table to which nothing was joined; written, so that its absence tells another engine's snapshot.
 NO_STATE = "{}"
+#: Table property that is set once a join was committed.
+JOINED = "thinrow.joined"
 
 _ICEBERG_TYPES: dict[str, PrimitiveType] = {
     "int8": IntegerType(),
@@ -101,7 +103,7 @@ def state_chain(table: Table) -> tuple[list[int], str | None]:
     Snapshots of other engines lack it, so it is looked for in ancestors.
 
     Raises:
-        StoreError: an ancestor that may have held the state was expired.
+        StoreError: the snapshot that held the state was expired.
     """
     chain: list[int] = []
     snapshot = table.current_snapshot()
@@ -109,15 +111,15 @@ def state_chain(table: Table) -> tuple[list[int], str | None]:
         chain.append(snapshot.snapshot_id)
         summary: Any = snapshot.summary
         state = None if summary is None else summary.additional_properties.get(JOIN_STATE)
-        if state is not None or snapshot.parent_snapshot_id is None:
+        if state is not None:
             return chain, state
-        parent = table.snapshot_by_id(snapshot.parent_snapshot_id)
-        if parent is None:
-            raise StoreError(
-                f"snapshot {snapshot.parent_snapshot_id} of table {table.name()} was expired, and with it perhaps what "
-                f"the outcome join had done; roll back to a snapshot whose summary has {JOIN_STATE!r}"
-            )
-        snapshot = parent
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else table.snapshot_by_id(parent)
+    if JOINED in table.properties:
+        raise StoreError(
+            f"table {table.name()} was joined, but the snapshots that tell what was joined were expired by another "
+            f"engine; roll back to a snapshot whose summary has {JOIN_STATE!r}"
+        )
     return chain, None
 
 

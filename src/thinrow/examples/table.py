@@ -52,6 +52,7 @@ from thinrow.examples.datafiles import StoredFile, local_path, read_rows, write_
 from thinrow.examples.iceberg import (
     FORMAT,
     JOIN_STATE,
+    JOINED,
     NAMESPACE,
     NO_STATE,
     SORT_COLUMNS,
@@ -357,9 +358,12 @@ class ExampleTable:
             examples = examples.to_arrow(self.event_schema, self.example_schema)
         rows = self._conformed(examples)
         properties = carried_state(table) if join_state is None else {JOIN_STATE: join_state}
-        with self._committing(table) as tx, tx.update_snapshot(snapshot_properties=properties).fast_append() as update:
-            for bucket, part in self._partitioned(rows):
-                update.append_data_file(self._write(table, bucket, part))
+        with self._committing(table) as tx:
+            if join_state is not None and JOINED not in table.properties:
+                tx.set_properties({JOINED: "true"})
+            with tx.update_snapshot(snapshot_properties=properties).fast_append() as update:
+                for bucket, part in self._partitioned(rows):
+                    update.append_data_file(self._write(table, bucket, part))
         return self._committed(table)
 
     def _conformed(self, rows: pa.Table) -> pa.Table:
@@ -383,8 +387,9 @@ class ExampleTable:
         bucket = bucket_of(users, self.n_buckets) if len(users) else np.empty(0, np.int64)
         order = np.argsort(bucket, kind="stable")
         present, first = np.unique(bucket[order], return_index=True)
-        for b, index in zip(present.tolist(), np.split(order, first[1:]), strict=True):
-            yield b, rows.take(pa.array(index))
+        bounds = np.append(first, len(order))
+        for b, low, high in zip(present.tolist(), bounds[:-1], bounds[1:], strict=True):
+            yield b, rows.take(pa.array(order[low:high]))
 
     def _write(self, table: Table, bucket: int, rows: pa.Table) -> DataFile:
         keys = rows.select(SORT_COLUMNS)
