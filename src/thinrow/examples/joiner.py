@@ -72,7 +72,8 @@ class JoinReport:
     pending_outcomes: outcomes that wait.
     counts: outcomes settled by this join.
     totals: outcomes settled by all joins into the table.
-    impressions_done: files of the impression log numbered below it are not needed by later joins (``prune``).
+    impressions_done: files of the impression log numbered below it are not needed by later joins (``prune``); an
+        outcome that arrives for a request of a pruned file counts as ``unknown_request``, not ``after_write``.
     outcomes_done: the same of the outcome log.
     snapshot_id: the table's snapshot after the join; None where nothing was ever joined.
     """
