@@ -90,7 +90,7 @@ def reconstruct(
     )
     histories = SharedHistories(events, user_of, start, stop, bound, exact)
     stats.clock("merge", since)
-    stats.events_delivered += int((stop - start).sum())
+    stats.events_delivered += int(histories.lengths().sum())
     return Reconstruction(histories, stats)
 
 

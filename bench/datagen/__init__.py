@@ -1,0 +1,1 @@
+"""Seeded synthetic data, named by its parameters."""
