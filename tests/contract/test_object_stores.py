@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from thinrow.core.errors import CommitConflict, CorruptionError, StoreError
-from thinrow.storage import objects
+from thinrow.storage import objects, ranges
 from thinrow.storage.objects import LocalObjects, MemoryObjects, ObjectStore
 from thinrow.testing.object_store import DATA, ObjectStoreContract
 
@@ -39,18 +40,37 @@ class TestLocalWithoutHardLinks(ObjectStoreContract):
         return LocalObjects(folder)
 
 
+@pytest.fixture
+def unmapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that refuses memory maps."""
+
+    def refuse(*args: object, **named: object) -> None:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+
+
+class TestLocalWithoutMaps(ObjectStoreContract):
+    @pytest.fixture(autouse=True)
+    def _unmapped(self, unmapped: None) -> None:
+        pass
+
+    def make(self, folder: Path) -> ObjectStore:
+        return LocalObjects(folder)
+
+
 class TestLocalReadInPieces(ObjectStoreContract):
     """Reads that the system cuts short, and buffers longer than one read takes."""
 
     @pytest.fixture(autouse=True)
-    def _short(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _short(self, unmapped: None, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = os.preadv
 
         def cut(descriptor: int, parts: list[memoryview], position: int) -> int:
             return whole(descriptor, [parts[0][:7]], position)
 
         monkeypatch.setattr(os, "preadv", cut)
-        monkeypatch.setattr(objects, "_MAX_READ", 100)
+        monkeypatch.setattr(ranges, "_MAX_READ", 100)
 
     def make(self, folder: Path) -> ObjectStore:
         return LocalObjects(folder)
@@ -137,16 +157,16 @@ def test_new_directories_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 
-def test_a_file_that_shrinks_under_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_shrinks_under_a_reader(tmp_path: Path, unmapped: None, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalObjects(tmp_path)
     store.put("d", DATA)
-    monkeypatch.setattr(objects, "_check_ranges", lambda *args: os.truncate(tmp_path / "d", 100))
+    monkeypatch.setattr(ranges, "check_ranges", lambda *args: os.truncate(tmp_path / "d", 100))
     out = np.zeros(400, np.uint8)
     with pytest.raises(CorruptionError, match=r"file d.*ends at 100"):
         store.read_into("d", np.array([0, 60]), np.array([50, 80]), out, np.array([0, 50]))
 
 
-def test_near_ranges_cost_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_ranges_cost_one_read(tmp_path: Path, unmapped: None, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalObjects(tmp_path)
     store.put("d", DATA)
     reads: list[int] = []
@@ -160,6 +180,39 @@ def test_near_ranges_cost_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     offsets, lengths = np.array([9000, 0, 100, 108]), np.array([10, 8, 8, 8])
     store.read_into("d", offsets, lengths, np.zeros(34, np.uint8), np.array([0, 10, 18, 26]), gap=100)
     assert sorted(reads) == [10, 116]
+
+
+def read(store: LocalObjects, name: str, length: int) -> bytes:
+    out = np.zeros(length, np.uint8)
+    store.read_into(name, np.array([0]), np.array([length]), out, np.array([0]))
+    return out.tobytes()
+
+
+def test_maps_follow_the_file_and_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    whole = mmap.mmap
+
+    def count(descriptor: int, length: int, **named: int) -> mmap.mmap:
+        made.append(length)
+        return whole(descriptor, length, **named)
+
+    monkeypatch.setattr(mmap, "mmap", count)
+    monkeypatch.setattr(ranges, "_MAX_MAPS", 3)
+    store = LocalObjects(tmp_path)
+    store.put("a", b"one")
+    assert read(store, "a", 3) == read(store, "a", 3) == b"one"
+    assert made == [3]
+    LocalObjects(tmp_path).put("a", b"two")
+    assert read(store, "a", 3) == b"two"
+    os.truncate(tmp_path / "a", 2)
+    with pytest.raises(CorruptionError, match="the file has 2 bytes"):
+        read(store, "a", 3)
+    for k in range(10):
+        store.put(f"b/{k}", b"x")
+        assert read(store, f"b/{k}", 1) == b"x"
+    assert len(store._files._maps) == 3
+    store.delete("b/9")
+    assert len(store._files._maps) == 2
 
 
 def test_processes_race_for_one_name(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -20,21 +19,16 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import CommitConflict, CorruptionError, InputError, ObjectNotFound, StoreError
+from thinrow.core.errors import CommitConflict, InputError, ObjectNotFound, StoreError
+from thinrow.storage.ranges import GAP_BYTES, RangeReader, check_ranges
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 BytesLike: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 
-#: Ranges closer than this many bytes are read in one go.
-GAP_BYTES = 4096
 _TEMPORARY = ".tmp-"
 #: What ``link`` says on file systems without hard links, or with as many as they take.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-#: Destinations of one vectored read; POSIX promises no more than this on Linux.
-_MAX_PARTS = 1024
-#: A vectored read returns at most 2^31 - 4096 bytes; longer ranges are read in a loop.
-_MAX_READ = 1 << 30
 
 
 class Writer(Protocol):
@@ -153,7 +147,7 @@ class MemoryObjects:
 
     def read_into(self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int = GAP_BYTES) -> None:
         data = np.frombuffer(self.get(name), np.uint8)
-        _check_ranges(name, len(data), offsets, lengths, out, out_offsets)
+        check_ranges(name, len(data), offsets, lengths, out, out_offsets)
         for offset, length, place in zip(offsets.tolist(), lengths.tolist(), out_offsets.tolist(), strict=True):
             out[place : place + length] = data[offset : offset + length]
 
@@ -175,11 +169,12 @@ class LocalObjects:
     ``put_if_absent`` links a synced temporary file to the name, which is atomic. On file systems without hard links
     the test and the rename are done under a lock (``flock``) on a file beside it: atomic among the writers of one
     machine, and, where the file system shares locks, of all. A killed writer may leave a ``.tmp-*`` file, which no
-    method here ever shows.
+    method here ever shows. Ranges are read through memory maps (see ``ranges``).
     """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+        self._files = RangeReader()
 
     def put_if_absent(self, name: str, data: bytes) -> None:
         path = self._path(name)
@@ -228,6 +223,7 @@ class LocalObjects:
 
     def delete(self, name: str) -> None:
         path = self._path(name)
+        self._files.forget(path)
         with suppress(FileNotFoundError, NotADirectoryError), _told(name):
             path.unlink()
             _sync_directory(path.parent)
@@ -244,18 +240,9 @@ class LocalObjects:
 
     def read_into(self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int = GAP_BYTES) -> None:
         try:
-            descriptor = os.open(self._path(name), os.O_RDONLY)
-        except (FileNotFoundError, NotADirectoryError):
+            self._files.read_into(self._path(name), name, offsets, lengths, out, out_offsets, gap)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise _missing(name) from None
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise _missing(name)
-            _check_ranges(name, status.st_size, offsets, lengths, out, out_offsets)
-            for position, parts in _plan_reads(offsets, lengths, out_offsets, out.data, gap):
-                _read_parts(descriptor, name, position, parts)
-        finally:
-            os.close(descriptor)
 
     def _path(self, name: str) -> Path:
         return self.root / check_name(name)
@@ -325,65 +312,3 @@ def _make_directory(path: Path) -> None:
     with suppress(FileExistsError):
         path.mkdir()
     _sync_directory(path.parent)
-
-
-def _check_ranges(name: str, size: int, offsets: I64, lengths: I64, out: U8, out_offsets: I64) -> None:
-    outside = (offsets < 0) | (lengths < 0) | (offsets > size) | (lengths > size - offsets)
-    if outside.any():
-        i = int(outside.argmax())
-        raise CorruptionError(f"no {lengths[i]} bytes at {offsets[i]}: the file has {size} bytes", file=name)
-    misplaced = (out_offsets < 0) | (out_offsets > len(out)) | (lengths > len(out) - out_offsets)
-    if misplaced.any():
-        i = int(misplaced.argmax())
-        raise InputError(f"{lengths[i]} bytes at {out_offsets[i]} do not fit a buffer of {len(out)}; allocate more")
-
-
-def _plan_reads(
-    offsets: I64, lengths: I64, out_offsets: I64, out: memoryview, gap: int
-) -> Iterator[tuple[int, list[memoryview]]]:
-    """Reads as (position, destinations one after another); bytes of gaps go to a buffer that nobody looks at."""
-    order = np.argsort(offsets, kind="stable")
-    order = order[lengths[order] > 0]
-    if not len(order):
-        return
-    begin, size, place = offsets[order], lengths[order], out_offsets[order]
-    end = begin + size
-    # Neighbours in the file that are neighbours in the buffer too become one destination.
-    joined = (begin[1:] == end[:-1]) & (place[1:] == place[:-1] + size[:-1])
-    first = np.flatnonzero(np.concatenate([[True], ~joined]))
-    last = np.append(first[1:], len(begin)) - 1
-    begin, end, place = begin[first], end[last], place[first]
-    between = np.append(begin[1:] - end[:-1], gap + 1)
-    waste = memoryview(bytearray(max(gap, 1)))
-    parts: list[memoryview] = []
-    position, total = 0, 0
-    pieces = zip(begin.tolist(), end.tolist(), place.tolist(), between.tolist(), strict=True)
-    for start, stop, at, space in pieces:
-        if not parts:
-            position, total = start, 0
-        parts.append(out[at : at + stop - start])
-        total += stop - start + space
-        if 0 <= space <= gap and len(parts) + 2 < _MAX_PARTS and total < _MAX_READ:
-            if space:
-                parts.append(waste[:space])
-        else:
-            yield position, parts
-            parts = []
-
-
-def _read_parts(descriptor: int, name: str, position: int, parts: Sequence[memoryview]) -> None:
-    wanted = sum(map(len, parts))
-    done = os.preadv(descriptor, parts, position) if wanted <= _MAX_READ else 0
-    if done == wanted:
-        return
-    # A signal or a size limit may cut a read short without an end of file.
-    for part in parts:
-        filled = min(done, len(part))
-        done -= filled
-        position += filled
-        while filled < len(part):
-            n = os.preadv(descriptor, [part[filled : filled + _MAX_READ]], position)
-            if n == 0:
-                raise CorruptionError(f"the file ends at {position}, {len(part) - filled} bytes early", file=name)
-            filled += n
-            position += n
