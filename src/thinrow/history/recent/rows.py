@@ -20,7 +20,7 @@ from thinrow.core.errors import CorruptionError, InputError, NewerFormatError
 from thinrow.core.users import UserKind
 from thinrow.history.recent.keys import is_sealed, seal, users_of_keys
 from thinrow.jagged import Column
-from thinrow.jagged.column import ARROW_TYPES, concat_columns
+from thinrow.jagged.column import ARROW_TYPES, concat_columns, null_column
 from thinrow.schema import ColumnSpec, EventSchema
 
 FORMAT = 1
@@ -129,7 +129,7 @@ def encode_blocks(
     layout = _layout(schema, flags)
     fields = {_field(c): rows.columns[c.name] for c in schema.columns}
     if schema.event_id_dtype is not None:
-        fields["event_id"] = rows.event_ids or _all_null(n, schema.event_id_dtype)
+        fields["event_id"] = rows.event_ids or null_column(schema.event_id_dtype, n)
     table = np.zeros(n, layout.dtype)
     table["event_ts"] = rows.event_ts
     if rows.target_ts is not None:
@@ -163,13 +163,6 @@ def encode_blocks(
         strict=True,
     )
     return [seal(key, header + raw[a:b] + heap[c:d]) for key, header, a, b, c, d in parts]
-
-
-def _all_null(n: int, dtype: str) -> Column:
-    valid = np.zeros(n, np.bool_)
-    if dtype in ("string", "binary"):
-        return Column(np.zeros(n, np.int32), valid, pa.array([], ARROW_TYPES[dtype]))
-    return Column(np.zeros(n, dtype), valid)
 
 
 def _pack_nulls(valids: list[npt.NDArray[np.bool_] | None], n: int) -> npt.NDArray[np.uint8]:
@@ -320,7 +313,7 @@ def _decode_kind(
 
     def column(name: str, dtype: str) -> Column:
         if name not in (layout.dtype.names or ()):
-            return _all_null(n, dtype)
+            return null_column(dtype, n)
         if cells is None or name not in layout.heaped:
             return Column(np.ascontiguousarray(table[name]), valid.get(name))
         null = None if name not in valid else ~valid[name]
@@ -353,7 +346,7 @@ def _unpack_heap(heap: bytes, lengths: list[npt.NDArray[np.uint32]], file: str) 
 
 def _empty(schema: EventSchema) -> Rows:
     def none(dtype: str) -> Column:
-        column = _all_null(0, dtype)
+        column = null_column(dtype, 0)
         return Column(column.values, None, column.dictionary)
 
     ids = None if schema.event_id_dtype is None else none(schema.event_id_dtype)
