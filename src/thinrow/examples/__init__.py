@@ -1,4 +1,51 @@
 """The training path's records: impression log, outcome join, and the thin training table in Iceberg.
 
-``thinrow.examples.table`` (and all of pyiceberg with it) is imported only by those who name it.
+Every name loads its module when it is first used: pyiceberg takes most of a second to import, and a process that only
+logs impressions needs none of it.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thinrow.examples.joiner import JoinReport, join_logs
+    from thinrow.examples.log import ImpressionLog, OutcomeLog
+    from thinrow.examples.outcomes import JoinCounts, join
+    from thinrow.examples.records import ExampleBatch, Impressions, Outcomes, text_column
+    from thinrow.examples.table import ExampleTable
+
+_WHERE = {
+    "ExampleBatch": "records",
+    "ExampleTable": "table",
+    "ImpressionLog": "log",
+    "Impressions": "records",
+    "JoinCounts": "outcomes",
+    "JoinReport": "joiner",
+    "OutcomeLog": "log",
+    "Outcomes": "records",
+    "join": "outcomes",
+    "join_logs": "joiner",
+    "text_column": "records",
+}
+
+__all__ = [
+    "ExampleBatch",
+    "ExampleTable",
+    "ImpressionLog",
+    "Impressions",
+    "JoinCounts",
+    "JoinReport",
+    "OutcomeLog",
+    "Outcomes",
+    "join",
+    "join_logs",
+    "text_column",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'thinrow.examples' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"thinrow.examples.{_WHERE[name]}"), name)

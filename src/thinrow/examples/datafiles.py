@@ -31,10 +31,17 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
 from thinrow.core.errors import CorruptionError, ObjectNotFound
+from thinrow.examples.layout import HIDE_FIELDS, VERSION_FIELDS
 
 #: Rows of a row group: the unit of a partial read of a bucket.
 ROW_GROUP_ROWS = 4_096
 ZSTD_LEVEL = 3
+_GROWING = {
+    *("request_id", "user_id", "request_ts"),
+    *(f"v_{n}" for n in VERSION_FIELDS if n != "checksum"),
+    *("recent_event_ts", "recent_arrival"),
+    *(f"hide_{n}" for n in HIDE_FIELDS),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,20 @@ class SyncedFileIO(PyArrowFileIO):
         return _SyncedFile(fs=self.fs_by_scheme(scheme, netloc), location=location, path=path)
 
 
+def _encodings(schema: pa.Schema) -> dict[str, Any]:
+    """Dictionaries for all but times, ids and arrival numbers, which grow within a user: those as deltas."""
+    dictionary, encoding = [], {}
+    for field in schema:
+        is_list = pa.types.is_large_list(field.type)
+        path = f"{field.name}.list.element" if is_list else field.name
+        kind = field.type.value_type if is_list else field.type
+        if field.name in _GROWING and pa.types.is_integer(kind):
+            encoding[path] = "DELTA_BINARY_PACKED"
+        else:
+            dictionary.append(path)
+    return {"use_dictionary": dictionary, "column_encoding": encoding}
+
+
 def write_data_file(table: pa.Table, metadata: TableMetadata, bucket: int, sort_order_id: int) -> DataFile:
     """Write sorted rows of one bucket as a durable Parquet file under the table's location.
 
@@ -117,7 +138,12 @@ def write_data_file(table: pa.Table, metadata: TableMetadata, bucket: int, sort_
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with pq.ParquetWriter(
-            path, table.schema, compression="zstd", compression_level=ZSTD_LEVEL, write_page_checksum=True
+            path,
+            table.schema,
+            compression="zstd",
+            compression_level=ZSTD_LEVEL,
+            write_page_checksum=True,
+            **_encodings(table.schema),
         ) as writer:
             writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         sync_file(path)
