@@ -180,19 +180,29 @@ def _sum_deltas(
 
 @njit
 def _raw(
-    buffer: Array, words: Array, block: int, width: int, row: int, out: Array, at: int, n: int, itemsize: int
+    buffer: Array,
+    words: Array,
+    block: int,
+    width: int,
+    row: int,
+    out: Array,
+    at: int,
+    n: int,
+    itemsize: int,
+    scratch: Array,
 ) -> None:
     """Codec 6: rows [row, row + n), sign-extended or cut to the output's width."""
     if width == itemsize * 8:
         _copy(buffer[block + row * itemsize :], out[at * itemsize : (at + n) * itemsize])
         return
     spare = np.int64(64 - width)
-    one = np.empty(1, np.uint64)
-    for i in range(n):
-        bit = (row + i) * width
-        word = words[block // 8 + (bit >> 6)] >> np.uint64(bit & 63)
-        one[0] = np.uint64(np.int64(word << np.uint64(spare)) >> spare)
-        _store(one, 1, out, at + i, itemsize)
+    for done in range(0, n, CHUNK):
+        size = min(CHUNK, n - done)
+        for i in range(size):
+            bit = (row + done + i) * width
+            word = words[block // 8 + (bit >> 6)] >> np.uint64(bit & 63)
+            scratch[i] = np.int64(word << np.uint64(spare)) >> spare
+        _store(scratch, size, out, at + done, itemsize)
 
 
 @njit
@@ -268,9 +278,11 @@ def _decode_run(
             _store(scratch, min(CHUNK, stop - row - done), out, at + done, itemsize)
         return True
     if codec == RAW:
-        if width not in (8, 16, 32, 64) or length != (n_rows * (width // 8) + 7) // 8 * 8:
+        if (width != 8 and width != 16 and width != 32 and width != 64) or length != (
+            n_rows * (width // 8) + 7
+        ) // 8 * 8:
             return False
-        _raw(buffer, words, block, width, row, out, at, stop - row, itemsize)
+        _raw(buffer, words, block, width, row, out, at, stop - row, itemsize, scratch)
         return True
     n_restarts, k = 0, 0
     packed = block + length - _packed_bytes(n_rows, width)
@@ -311,11 +323,11 @@ def _decode_runs(
     dict_n: Array,
     out: Array,
     itemsize: int,
+    scratch: Array,
 ) -> int:
     words = buffer[: len(buffer) // 8 * 8].view(np.uint64)
     limit = len(words) * 8
     items = len(out) // itemsize
-    scratch = np.empty(CHUNK, np.uint64)
     for i in range(len(block_off)):
         block, length, rows = block_off[i], block_len[i], n_rows[i]
         row, stop, at = row_from[i], row_to[i], out_pos[i]
@@ -393,6 +405,7 @@ def decode_fixed(
         dict_n,
         flat,
         out.itemsize,
+        np.empty(CHUNK, np.uint64),
     )
     return found
 

@@ -122,39 +122,24 @@ def _local_bytes(n: int, distinct: int) -> int:
 
 
 @njit
-def _slots(stripe_offsets: Array) -> int:
-    """A power of two at least twice the rows of the largest stripe."""
-    rows = 1
-    for s in range(len(stripe_offsets) - 1):
-        rows = max(rows, stripe_offsets[s + 1] - stripe_offsets[s])
-    return 2 << _bits(np.uint64(rows))
-
-
-@njit
-def plan_blocks(
-    words: Array, stripe_offsets: Array, restarts: Array, itemsize: int, codes: Array, has_codes: bool
-) -> tuple[Array, Array, Array, Array, Array]:
-    """The smallest block of each stripe; ties go to the lower codec.
-
-    Args:
-        words: (R,) uint64.
-        stripe_offsets: (S + 1,) int64, rows of each stripe.
-        restarts: (P,) int64 ascending rows where a piece begins; every stripe's first row is one.
-        itemsize: bytes of a raw value.
-        codes: (R,) uint32 codes into the segment dictionary; ignored unless ``has_codes``.
-
-    Returns:
-        codec (S,) uint8, width (S,) uint8, size (S,) int64 bytes, base and scale (S,) uint64.
-    """
-    n_stripes = len(stripe_offsets) - 1
-    codec, width = np.zeros(n_stripes, np.uint8), np.zeros(n_stripes, np.uint8)
-    size = np.zeros(n_stripes, np.int64)
-    base, scale = np.zeros(n_stripes, np.uint64), np.ones(n_stripes, np.uint64)
-    n_slots = _slots(stripe_offsets)
-    slot_stamp, slot_word = np.full(n_slots, -1, np.int64), np.zeros(n_slots, np.uint64)
-    found = np.zeros(MAX_LOCAL, np.uint64)
+def _plan(
+    words: Array,
+    stripe_offsets: Array,
+    restarts: Array,
+    itemsize: int,
+    codes: Array,
+    has_codes: bool,
+    codec: Array,
+    width: Array,
+    size: Array,
+    base: Array,
+    scale: Array,
+    slot_stamp: Array,
+    slot_word: Array,
+    found: Array,
+) -> None:
     piece = 0
-    for s in range(n_stripes):
+    for s in range(len(codec)):
         start, stop = stripe_offsets[s], stripe_offsets[s + 1]
         n = stop - start
         if n == 0:
@@ -164,7 +149,8 @@ def plan_blocks(
         piece += n_restarts
         base[s], scale[s], width[s] = a, b, w
         if w == 0:
-            codec[s], size[s] = (ZERO, 0) if a == np.uint64(0) else (CONSTANT, 8)
+            if a != np.uint64(0):
+                codec[s], size[s] = CONSTANT, 8
             continue
         codec[s], size[s] = PACKED, 16 + _packed_bytes(n, w)
         other = 24 + (n_restarts * 4 + 7) // 8 * 8 + n_restarts * 8 + _packed_bytes(n, v)
@@ -184,75 +170,175 @@ def plan_blocks(
             codec[s], size[s], width[s] = LOCAL, _local_bytes(n, distinct), _bits(np.uint64(distinct - 1))
         if raw < size[s]:
             codec[s], size[s], width[s] = RAW, raw, itemsize * 8
-    return codec, width, size, base, scale
+
+
+def _scratch(stripe_offsets: Array) -> tuple[Array, Array, Array]:
+    """Slot stamps and words of a hash table for any stripe (twice its rows or more), and room for distinct words."""
+    rows = int(np.diff(stripe_offsets).max(initial=1))
+    n_slots = 2 << rows.bit_length()
+    return np.full(n_slots, -1, np.int64), np.zeros(n_slots, np.uint64), np.zeros(MAX_LOCAL, np.uint64)
+
+
+def plan_blocks(
+    words: Array, stripe_offsets: Array, restarts: Array, itemsize: int, codes: Array, has_codes: bool
+) -> tuple[Array, Array, Array, Array, Array]:
+    """The smallest block of each stripe; ties go to the lower codec.
+
+    Args:
+        words: (R,) uint64.
+        stripe_offsets: (S + 1,) int64, rows of each stripe.
+        restarts: (P,) int64 ascending rows where a piece begins; every stripe's first row is one.
+        itemsize: bytes of a raw value.
+        codes: (R,) uint32 codes into the segment dictionary; ignored unless ``has_codes``.
+
+    Returns:
+        codec (S,) uint8, width (S,) uint8, size (S,) int64 bytes, base and scale (S,) uint64.
+    """
+    n = len(stripe_offsets) - 1
+    codec, width, size = np.zeros(n, np.uint8), np.zeros(n, np.uint8), np.zeros(n, np.int64)
+    base, scale = np.zeros(n, np.uint64), np.ones(n, np.uint64)
+    plan = (codec, width, size, base, scale)
+    _plan(words, stripe_offsets, restarts, itemsize, codes, has_codes, *plan, *_scratch(stripe_offsets))
+    return plan
 
 
 @njit
-def _put(out: Array, bit: int, value: Any, width: int) -> None:
-    """Or ``value`` (below 2^width) into the bit string ``out`` (uint64) at ``bit``."""
-    at, shift = bit >> 6, bit & 63
-    out[at] |= value << np.uint64(shift)
-    if shift + width > 64:
-        out[at + 1] |= value >> np.uint64(64 - shift)
-
-
-@njit
-def _write_delta(
-    words: Array, start: int, stop: int, restarts: Array, at: int, base: Any, scale: Any, width: int, out: Array
-) -> None:
-    """Codec 3 into ``out`` (uint64, zeros)."""
-    k = at
-    while k < len(restarts) and restarts[k] < stop:
-        k += 1
-    n = k - at
-    out[0], out[1], out[2] = base, scale, np.uint64(n)
+def _delta_header(words: Array, start: int, stop: int, restarts: Array, at: int, out: Array) -> int:
+    """Restarts of codec 3 into ``out`` (uint64, zeros), from its third word on; returns the words before q."""
+    n = 0
+    while at + n < len(restarts) and restarts[at + n] < stop:
+        n += 1
+    out[2] = np.uint64(n)
     values = 3 + (n + 1) // 2
     for i in range(n):
         row = restarts[at + i]
         out[3 + i // 2] |= np.uint64(row - start) << np.uint64(32 * (i & 1))
         out[values + i] = words[row]
-    packed = out[values + n :]
-    k = at
-    for r in range(start, stop):
-        if k < at + n and restarts[k] == r:
-            k += 1
-        elif width > 0:
-            _put(packed, (r - start) * width, (words[r] - words[r - 1] - base) // scale, width)
+    return values + n
 
 
 @njit
-def _write_local(words: Array, start: int, stop: int, width: int, found: Array, n: int, out: Array) -> None:
-    """Codec 5 into ``out`` (uint64, zeros); sorts ``found[:n]``."""
-    for i in range(1, n):
-        word = found[i]
+def _sort(words: Array) -> None:
+    """Ascending, by insertion."""
+    for i in range(1, len(words)):
+        word = words[i]
         j = i
-        while j > 0 and found[j - 1] > word:
-            found[j] = found[j - 1]
+        while j > 0 and words[j - 1] > word:
+            words[j] = words[j - 1]
             j -= 1
-        found[j] = word
-    out[0] = np.uint64(n)
-    out[1 : 1 + n] = found[:n]
-    packed = out[1 + n :]
-    for r in range(start, stop):
-        low, high = 0, n - 1
+        words[j] = word
+
+
+@njit
+def _quotients(words: Array, kind: int, base: Any, scale: Any, restarts: Array, start: int, q: Array) -> None:
+    """What codecs 2, 3 and 6 pack; ``words`` and ``restarts`` begin with the stripe's, whose first row is ``start``."""
+    if kind == PACKED:
+        for r in range(len(q)):
+            q[r] = (words[r] - base) // scale
+        return
+    if kind == RAW:
+        for r in range(len(q)):
+            q[r] = words[r]
+        return
+    q[0] = 0
+    for r in range(1, len(q)):
+        q[r] = (words[r] - words[r - 1] - base) // scale
+    for i in range(len(restarts)):
+        row = restarts[i] - start
+        if row >= len(q):
+            break
+        q[row] = 0
+
+
+@njit
+def _ranks(words: Array, table: Array, q: Array) -> None:
+    """Position in the ascending ``table`` of each word; all of them are there."""
+    for r in range(len(q)):
+        low, high = 0, len(table) - 1
         while low < high:
             middle = (low + high) >> 1
-            if found[middle] < words[r]:
+            if table[middle] < words[r]:
                 low = middle + 1
             else:
                 high = middle
-        _put(packed, (r - start) * width, np.uint64(low), width)
+        q[r] = low
 
 
 @njit
-def _write_raw(words: Array, start: int, stop: int, itemsize: int, out: Array) -> None:
-    """Codec 6 into ``out`` (uint64, zeros)."""
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - itemsize * 8)
-    for r in range(start, stop):
-        _put(out, (r - start) * itemsize * 8, words[r] & mask, itemsize * 8)
+def _pack(q: Array, width: Any, out: Array) -> None:
+    """The low ``width`` bits of each number one after another into ``out`` (uint64, zeros)."""
+    if width == 0:
+        return
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+    at, used = 0, 0
+    word = np.uint64(0)
+    for r in range(len(q)):
+        value = q[r] & mask
+        word |= value << np.uint64(used)
+        used += width
+        if used >= 64:
+            out[at] = word
+            at += 1
+            used -= 64
+            # What did not fit; a shift by 64 is undefined.
+            word = value >> np.uint64(width - used) if used > 0 else np.uint64(0)
+    if used > 0:
+        out[at] = word
 
 
 @njit
+def _write(
+    words: Array,
+    stripe_offsets: Array,
+    restarts: Array,
+    codes: Array,
+    codec: Array,
+    width: Array,
+    base: Array,
+    scale: Array,
+    offsets: Array,
+    blocks: Array,
+    slot_stamp: Array,
+    slot_word: Array,
+    found: Array,
+    numbers: Array,
+) -> None:
+    piece = 0
+    for s in range(len(codec)):
+        start, stop = stripe_offsets[s], stripe_offsets[s + 1]
+        out = blocks[offsets[s] // 8 : offsets[s + 1] // 8]
+        q = numbers[: stop - start]
+        kind: Any = np.int64(codec[s])
+        packed = 0
+        if kind == ZERO:
+            continue
+        if kind == CONSTANT:
+            out[0] = base[s]
+            continue
+        if kind == DICTIONARY:
+            for r in range(len(q)):
+                q[r] = codes[start + r]
+        elif kind == LOCAL:
+            n = _distinct(words, start, stop, 1 << 62, s, slot_stamp, slot_word, found)
+            table = out[1 : 1 + n]
+            for i in range(n):
+                table[i] = found[i]
+            _sort(table)
+            _ranks(words[start:stop], table, q)
+            out[0] = n
+            packed = 1 + n
+        else:
+            if kind != RAW:
+                out[0], out[1] = base[s], scale[s]
+                packed = 2
+            if kind == DELTA:
+                while restarts[piece] < start:
+                    piece += 1
+                packed = _delta_header(words, start, stop, restarts, piece, out)
+            _quotients(words[start:stop], kind, base[s], scale[s], restarts[piece:], start, q)
+        _pack(q, np.int64(width[s]), out[packed:])
+
+
 def write_blocks(
     words: Array,
     stripe_offsets: Array,
@@ -271,32 +357,7 @@ def write_blocks(
     Args: those of ``plan_blocks`` and what it returned; ``offsets`` (S + 1,) int64 of the blocks in ``payload``
     (uint8 zeros, ``offsets[-1]`` of them).
     """
-    blocks = payload.view(np.uint64)
-    n_slots = _slots(stripe_offsets)
-    slot_stamp, slot_word = np.full(n_slots, -1, np.int64), np.zeros(n_slots, np.uint64)
-    found = np.zeros(MAX_LOCAL, np.uint64)
-    piece = 0
-    for s in range(len(stripe_offsets) - 1):
-        start, stop = stripe_offsets[s], stripe_offsets[s + 1]
-        out = blocks[offsets[s] // 8 : offsets[s + 1] // 8]
-        kind = codec[s]
-        w: Any = np.int64(width[s])
-        if kind == CONSTANT:
-            out[0] = base[s]
-        elif kind == PACKED:
-            out[0], out[1] = base[s], scale[s]
-            packed = out[2:]
-            for r in range(start, stop):
-                _put(packed, (r - start) * w, (words[r] - base[s]) // scale[s], w)
-        elif kind == DELTA:
-            while restarts[piece] < start:
-                piece += 1
-            _write_delta(words, start, stop, restarts, piece, base[s], scale[s], w, out)
-        elif kind == DICTIONARY:
-            for r in range(start, stop):
-                _put(out, (r - start) * w, np.uint64(codes[r]), w)
-        elif kind == LOCAL:
-            n = _distinct(words, start, stop, 1 << 62, s, slot_stamp, slot_word, found)
-            _write_local(words, start, stop, w, found, n, out)
-        elif kind == RAW:
-            _write_raw(words, start, stop, itemsize, out)
+    slot_stamp, slot_word, found = _scratch(stripe_offsets)
+    plan = (codec, width, base, scale, offsets, payload.view(np.uint64))
+    scratch = (slot_stamp, slot_word, found, np.empty_like(slot_word))
+    _write(words, stripe_offsets, restarts, codes, *plan, *scratch)
