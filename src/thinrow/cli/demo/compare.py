@@ -29,12 +29,12 @@ def count_mismatches(ours: SharedHistories, fat: FatBatch, dictionaries: dict[st
     differs = np.zeros(len(index), np.bool_)
     for name, values in fat.columns.items():
         column = Column(ours.events.event_ts) if name == "event_ts" else ours.events.columns[name]
-        differs |= _bits(_fat_values(column, dictionaries.get(name))[index]) != _bits(values)
+        differs |= _bits(fat_values(column, dictionaries.get(name))[index]) != _bits(values)
     example = np.repeat(np.arange(len(wrong)), np.diff(offsets))
     return len(np.unique(example[differs]))
 
 
-def _fat_values(column: Column, dictionary: pa.Array | None) -> npt.NDArray[Any]:
+def fat_values(column: Column, dictionary: pa.Array | None) -> npt.NDArray[Any]:
     """Values as a fat row has them: codes of ``dictionary`` for strings (-2 for a string it lacks), -1 for null."""
     values = column.values
     if column.dictionary is not None:

@@ -238,10 +238,19 @@ class FatBatch:
 class FatRowReader:
     """Reads a file of fat rows, a row group at a time; by request through a bounded cache of row groups."""
 
-    def __init__(self, path: Path, columns: Sequence[str], *, threads: bool = False, cache_groups: int = 8) -> None:
-        """``columns``: history columns to read. ``threads``: decode the columns of a row group in parallel."""
+    def __init__(
+        self,
+        path: Path,
+        columns: Sequence[str],
+        *,
+        others: Sequence[str] = (),
+        threads: bool = False,
+        cache_groups: int = 8,
+    ) -> None:
+        """``columns``: history columns to read. ``others``: columns read beside them, so that a measurement is of whole
+        training rows. ``threads``: decode the columns of a row group in parallel."""
         self._file = pq.ParquetFile(path)
-        self._columns = list(columns)
+        self._columns, self._others = list(columns), list(others)
         self._threads = threads
         self._cache: OrderedDict[int, FatBatch] = OrderedDict()
         self._cache_groups = cache_groups
@@ -258,7 +267,8 @@ class FatRowReader:
 
         The whole row group is decoded whatever ``newest`` is: a list cannot be read from its end.
         """
-        table = self._file.read_row_group(group, columns=["request_id", *self._columns], use_threads=self._threads)
+        wanted = ["request_id", *self._columns, *self._others]
+        table = self._file.read_row_group(group, columns=wanted, use_threads=self._threads)
         lists = {n: table[n].chunk(0) for n in self._columns}
         offsets = lists[self._columns[0]].offsets.to_numpy().astype(np.int64)
         columns = {n: a.values.to_numpy() for n, a in lists.items()}

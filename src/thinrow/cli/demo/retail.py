@@ -76,7 +76,7 @@ ITEM_FIELDS = (
 )
 CROSS_FIELDS = (
     FieldSpec("bought_before", "int8"),
-    FieldSpec("days_since_bought", "float32"),
+    FieldSpec("days_since_bought", "int32"),
     FieldSpec("times_bought", "int32"),
     FieldSpec("category_count", "int32"),
 )
