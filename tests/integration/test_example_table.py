@@ -114,7 +114,7 @@ def test_what_only_old_snapshots_need_is_removed(table: ExampleTable) -> None:
     pinned, before = table.snapshot_id, _everything(table)
     assert pinned is not None
     table.cluster()
-    folder = Path(local_path(table.data_files()[0].path)).parents[2]
+    folder = Path(local_path(table.data_files()[0].path)).parents[1]
     n_live = len(table.data_files())
     table.remove_unreferenced(keep=[pinned])
     assert table.rows(pinned) == 30

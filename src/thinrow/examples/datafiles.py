@@ -11,6 +11,7 @@ import io
 import os
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -62,23 +63,13 @@ def local_path(location: str) -> str:
     return unquote(urlsplit(location).path) if location.startswith("file:") else location
 
 
-def sync_directory(path: str | Path) -> None:
-    """Make the names in a directory durable."""
+def _sync(path: str | Path) -> None:
+    """Make the content of a file, or the names in a directory, durable."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def sync_file(path: str | Path) -> None:
-    """Make a file and its name durable."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    sync_directory(Path(path).parent)
 
 
 class _SyncedStream(io.BufferedWriter):
@@ -93,7 +84,8 @@ class _SyncedStream(io.BufferedWriter):
         if self.closed:
             return
         super().close()
-        sync_file(self._path)
+        _sync(self._path)
+        _sync(Path(self._path).parent)
 
 
 class _SyncedFile(PyArrowFile):
@@ -127,47 +119,65 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
     return {"use_dictionary": dictionary, "column_encoding": encoding}
 
 
-def write_data_file(table: pa.Table, metadata: TableMetadata, bucket: int, sort_order_id: int) -> DataFile:
-    """Write sorted rows of one bucket as a durable Parquet file under the table's location.
+class DataFileWriter:
+    """Writes the data files of one commit: ``write`` each, ``sync`` all, then commit; or ``discard`` them."""
 
-    The file belongs to the table once the returned record is committed.
-    """
-    folder = f"{metadata.location.rstrip('/')}/data/user_id_bucket={bucket}"
-    location = f"{folder}/{uuid.uuid4().hex}.parquet"
-    path = Path(local_path(location))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    def __init__(self, metadata: TableMetadata) -> None:
+        schema = metadata.schema()
+        self._folder = f"{metadata.location.rstrip('/')}/data"
+        self._schema = schema.as_arrow()
+        self._encodings = _encodings(self._schema)
+        self._statistics = compute_statistics_plan(schema, metadata.properties)
+        self._field_ids = parquet_path_to_id_mapping(schema)
+        self._spec_id, self._sort_order_id = metadata.default_spec_id, metadata.default_sort_order_id
+        self._paths: list[Path] = []
+
+    def write(self, rows: pa.Table, bucket: int) -> DataFile:
+        """Write sorted rows of one bucket; durable after ``sync``, the table's once the result is committed."""
+        location = f"{self._folder}/{bucket:05d}-{uuid.uuid4().hex}.parquet"
+        path = Path(local_path(location))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._paths.append(path)
         with pq.ParquetWriter(
             path,
-            table.schema,
+            self._schema,
             compression="zstd",
             compression_level=ZSTD_LEVEL,
             write_page_checksum=True,
-            **_encodings(table.schema),
+            **self._encodings,
         ) as writer:
-            writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-        sync_file(path)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    schema = metadata.schema()
-    statistics = data_file_statistics_from_parquet_metadata(
-        parquet_metadata=writer.writer.metadata,
-        stats_columns=compute_statistics_plan(schema, metadata.properties),
-        parquet_column_mapping=parquet_path_to_id_mapping(schema),
-    )
-    return DataFile.from_args(
-        content=DataFileContent.DATA,
-        file_path=location,
-        file_format=FileFormat.PARQUET,
-        partition=Record(bucket),
-        file_size_in_bytes=path.stat().st_size,
-        sort_order_id=sort_order_id,
-        spec_id=metadata.default_spec_id,
-        equality_ids=None,
-        key_metadata=None,
-        **statistics.to_serialized_dict(),
-    )
+            writer.write_table(rows.cast(self._schema), row_group_size=ROW_GROUP_ROWS)
+        statistics = data_file_statistics_from_parquet_metadata(
+            parquet_metadata=writer.writer.metadata,
+            stats_columns=self._statistics,
+            parquet_column_mapping=self._field_ids,
+        )
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=location,
+            file_format=FileFormat.PARQUET,
+            partition=Record(bucket),
+            file_size_in_bytes=path.stat().st_size,
+            sort_order_id=self._sort_order_id,
+            spec_id=self._spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **statistics.to_serialized_dict(),
+        )
+
+    def sync(self) -> None:
+        """Make all files and their names durable."""
+        if not self._paths:
+            return
+        # Side by side, so that the file system may put them into one journal commit.
+        with ThreadPoolExecutor(min(16, len(self._paths))) as pool:
+            list(pool.map(_sync, self._paths))
+        _sync(self._paths[0].parent)
+
+    def discard(self) -> None:
+        """Delete the files, which no commit names."""
+        for path in self._paths:
+            path.unlink(missing_ok=True)
 
 
 def read_rows(file: StoredFile, schema: pa.Schema, names: Sequence[str] | None, start: int, stop: int) -> pa.Table:

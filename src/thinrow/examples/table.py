@@ -31,7 +31,6 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
     ValidationException,
 )
-from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.sorting import SortField, SortOrder
@@ -48,7 +47,7 @@ from thinrow.core.errors import (
     StoreNotFound,
 )
 from thinrow.core.users import bucket_of
-from thinrow.examples.datafiles import StoredFile, local_path, read_rows, write_data_file
+from thinrow.examples.datafiles import DataFileWriter, StoredFile, local_path, read_rows
 from thinrow.examples.iceberg import (
     FORMAT,
     JOIN_STATE,
@@ -57,6 +56,7 @@ from thinrow.examples.iceberg import (
     NO_STATE,
     SORT_COLUMNS,
     TABLE_PROPERTIES,
+    FrugalTransaction,
     buckets_of,
     carried_state,
     check_format,
@@ -254,11 +254,13 @@ class ExampleTable:
         if not todo:
             return current.snapshot_id
         properties = carried_state(table)
-        with self._committing(table) as tx, tx.update_snapshot(snapshot_properties=properties).overwrite() as update:
+        with self._committing(table) as (tx, out):
+            update = tx.update_snapshot(snapshot_properties=properties).overwrite()
             for bucket, files in todo.items():
                 for file in files:
                     update.delete_data_file(file.record)
-                update.append_data_file(self._write(table, bucket, self._read(files)))
+                update.append_data_file(out.write(_sorted(self._read(files)), bucket))
+            update.commit()
         return self._committed(table)
 
     def buckets(self, snapshot_id: int | None = None) -> dict[int, int]:
@@ -358,12 +360,13 @@ class ExampleTable:
             examples = examples.to_arrow(self.event_schema, self.example_schema)
         rows = self._conformed(examples)
         properties = carried_state(table) if join_state is None else {JOIN_STATE: join_state}
-        with self._committing(table) as tx:
+        with self._committing(table) as (tx, out):
             if join_state is not None and JOINED not in table.properties:
                 tx.set_properties({JOINED: "true"})
-            with tx.update_snapshot(snapshot_properties=properties).fast_append() as update:
-                for bucket, part in self._partitioned(rows):
-                    update.append_data_file(self._write(table, bucket, part))
+            update = tx.update_snapshot(snapshot_properties=properties).fast_append()
+            for bucket, part in self._partitioned(rows):
+                update.append_data_file(out.write(_sorted(part), bucket))
+            update.commit()
         return self._committed(table)
 
     def _conformed(self, rows: pa.Table) -> pa.Table:
@@ -390,12 +393,6 @@ class ExampleTable:
         bounds = np.append(first, len(order))
         for b, low, high in zip(present.tolist(), bounds[:-1], bounds[1:], strict=True):
             yield b, rows.take(pa.array(order[low:high]))
-
-    def _write(self, table: Table, bucket: int, rows: pa.Table) -> DataFile:
-        keys = rows.select(SORT_COLUMNS)
-        order = pc.sort_indices(keys, sort_keys=[(c, "ascending") for c in SORT_COLUMNS])
-        schema = table.schema().as_arrow()
-        return write_data_file(rows.take(order).cast(schema), table.metadata, bucket, table.sort_order().order_id)
 
     def _read(
         self, files: Sequence[StoredFile], columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
@@ -440,9 +437,22 @@ class ExampleTable:
             return self._table
 
     @contextmanager
-    def _committing(self, table: Table) -> Iterator[Transaction]:
-        with self._mapped_errors(), table.transaction() as tx:
-            yield tx
+    def _committing(self, table: Table) -> Iterator[tuple[Transaction, DataFileWriter]]:
+        """A transaction and a writer of its data files, which are synced before it commits."""
+        out = DataFileWriter(table.metadata)
+        with self._mapped_errors():
+            try:
+                with FrugalTransaction(table) as tx:
+                    try:
+                        yield tx, out
+                        out.sync()
+                    except BaseException:
+                        out.discard()
+                        raise
+            except (CommitFailedException, ValidationException):
+                # Only these say that the commit did not land; after any other the files may be needed.
+                out.discard()
+                raise
 
     @contextmanager
     def _mapped_errors(self) -> Iterator[None]:
@@ -459,6 +469,11 @@ class ExampleTable:
         with self._lock:
             self._table = table
         return current.snapshot_id
+
+
+def _sorted(rows: pa.Table) -> pa.Table:
+    keys = [(c, "ascending") for c in SORT_COLUMNS]
+    return rows.take(pc.sort_indices(rows.select(SORT_COLUMNS), sort_keys=keys))
 
 
 def _complete(rows: pa.Table, schema: pa.Schema) -> pa.Table:
