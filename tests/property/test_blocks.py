@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -243,3 +245,62 @@ def test_bytes_come_back(values: list[bytes], stripe_rows: int, data: st.DataObj
     got_offsets, got = decode_bytes(stream.payload, stream.offsets[:-1], np.diff(stream.offsets), rows, first, last)
     wanted = [v for s, a, b in zip(stripes, first, last, strict=False) for v in values[s + a : s + b]]
     assert [got[a:b].tobytes() for a, b in pairwise(got_offsets)] == wanted
+
+
+GUARDED = """
+import ctypes, mmap
+import numpy as np
+from thinrow.kernels import kernel
+
+page = mmap.PAGESIZE
+area = mmap.mmap(-1, 3 * page)
+address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+whole = np.frombuffer(area, np.uint8)
+for edge in (0, 2 * page):
+    assert ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(address + edge), page, 0) == 0
+middle = whole[page : 2 * page]
+rng = np.random.default_rng(0)
+decode, one = kernel("decode_fixed"), lambda v, dtype=np.int64: np.array([v], dtype)
+accepted = 0
+for trial in range(20_000):
+    codec, width = int(rng.integers(8)), int(rng.integers(66))
+    length = int(rng.integers(1, 100)) * 8
+    rows = int(rng.integers(1, max(2, length * 8 // max(width, 1))))
+    words = middle[-length:].view(np.uint64)
+    words[:] = rng.integers(0, 2**64, len(words), dtype=np.uint64) >> np.uint64(rng.integers(64))
+    words[rng.integers(len(words))] = rng.integers(0, 20)
+    if trial % 2:  # sizes that add up, so that what lies behind the first check is reached
+        packed = ((rows * width + 63) // 64 + 1) * 8
+        count = int(rng.integers(1, 5))
+        need = {0: 0, 1: 8, 2: 16 + packed, 4: packed, 5: 8 + 8 * count + packed}.get(codec, length)
+        if codec == 3:
+            need = 24 + (count * 4 + 7) // 8 * 8 + 8 * count + packed
+        if need <= page:
+            length = need
+            words = middle[page - length :].view(np.uint64)
+            if codec == 5:
+                words[0] = count
+            if codec == 3:
+                words[2] = count
+                places = np.sort(rng.integers(0, rows + 1, count)).astype("<u4")
+                places[0] = 0
+                middle[page - length + 24 : page - length + 24 + 4 * count] = places.view(np.uint8)
+    first = int(rng.integers(rows))
+    last = int(rng.integers(first, rows + 1))
+    out = np.zeros(last - first, np.int64)
+    table = np.arange(rng.integers(1, 40), dtype=np.uint64)
+    found = decode(
+        middle, one(page - length), one(length), one(codec, np.uint8), one(width, np.uint8), one(rows), one(first),
+        one(last), one(0), table, one(0), one(len(table)), out,
+    )
+    accepted += int(found == -1)
+print(accepted)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="guards memory with mprotect")
+def test_no_byte_beyond_the_buffer_is_read() -> None:
+    """Blocks that end at a page which may not be touched: a read past the end would kill the process."""
+    ran = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) > 2000

@@ -227,7 +227,9 @@ def _decode_packed(
 
     A delta block is summed from its restart k, so rows before ``row`` are decoded and not stored.
     """
-    base, scale = words[block // 8], words[block // 8 + 1]
+    base, scale = np.uint64(0), np.uint64(1)
+    if codec == PACKED:
+        base, scale = words[block // 8], words[block // 8 + 1]
     first = _restart_row(words, block + 24, k) if codec == DELTA else row
     value = np.uint64(0)
     while first < stop:
