@@ -15,7 +15,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("case", choices=names)
     parser.add_argument("--quick", action="store_true", help="small data, few rounds: does it run at all")
-    parser.add_argument("--json", default="-", metavar="FILE", help="where the JSON object goes; - (default) is the last line of output")
+    parser.add_argument(
+        "--json", default="-", metavar="FILE", help="where the JSON object goes; - (default) is the last line of output"
+    )
     args = parser.parse_args()
     result = importlib.import_module(f"bench.cases.{args.case}").run(quick=args.quick)
     text = json.dumps(result.to_dict())

@@ -1,4 +1,4 @@
-"""Timing that survives a noisy machine: rounds interleaved (ours, peer, ours, peer), medians and spread, ratios only."""
+"""Timing that survives a noisy machine: rounds interleaved (ours, peer, ours, peer), medians, ratios."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from thinrow.kernels import use
 from thinrow.schema import ColumnSpec, EventSchema, Projection, Trait
 from thinrow.storage.objects import MemoryObjects
 from thinrow.testing.oracle import FatRowOracle
+
+_QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 COLUMNS = (
     ColumnSpec(1, "item", Trait.ID, "int64", "item"),
@@ -60,7 +63,9 @@ def scripts(draw: st.DrawFn) -> list[tuple[Any, ...]]:
                 event_id = draw(st.sampled_from(earlier)) if repeat else next_id
                 if any(r[0] == user and r[2] == event_id for r in rows):
                     continue
-                corrects = draw(st.sampled_from(earlier)) if earlier and not repeat and draw(st.integers(0, 4)) == 0 else None
+                corrects = (
+                    draw(st.sampled_from(earlier)) if earlier and not repeat and draw(st.integers(0, 4)) == 0 else None
+                )
                 next_id += not repeat
                 if not repeat:
                     earlier.append(event_id)
@@ -127,8 +132,15 @@ def rows_of(histories: SharedHistories, names: list[str]) -> list[list[tuple[Any
     positions, offsets = histories.positions()
     events = histories.events
     values = [events.columns[n].take(positions).to_arrow().to_pylist() for n in names]
-    flat = list(zip(events.event_ts[positions].tolist(), events.arrival[positions].tolist(), zip(*values, strict=True), strict=True))
-    return [flat[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    flat = list(
+        zip(
+            events.event_ts[positions].tolist(),
+            events.arrival[positions].tolist(),
+            zip(*values, strict=True),
+            strict=True,
+        )
+    )
+    return [flat[a:b] for a, b in itertools.pairwise(offsets)]
 
 
 def check(world: World) -> None:
@@ -172,7 +184,7 @@ def play(script: list[tuple[Any, ...]], kind: str, stripe_rows: int, monkeypatch
     return world
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=_QUIET)
 @given(script=scripts(), kind=st.sampled_from(["int64", "string"]), stripe_rows=st.sampled_from([1, 3, 512]))
 def test_reconstruction_equals_fat_row(
     script: list[tuple[Any, ...]], kind: str, stripe_rows: int, monkeypatch: pytest.MonkeyPatch
@@ -181,7 +193,7 @@ def test_reconstruction_equals_fat_row(
         check(play(script, kind, stripe_rows, patch))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=_QUIET)
 @given(script=scripts())
 def test_reference_kernels_agree(script: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     with use("reference"), monkeypatch.context() as patch:
@@ -189,7 +201,7 @@ def test_reference_kernels_agree(script: list[tuple[Any, ...]], monkeypatch: pyt
 
 
 @pytest.mark.slow
-@settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=3000, deadline=None, suppress_health_check=_QUIET)
 @given(script=scripts(), kind=st.sampled_from(["int64", "string"]), stripe_rows=st.sampled_from([1, 2, 3, 8, 512]))
 def test_reconstruction_equals_fat_row_long(
     script: list[tuple[Any, ...]], kind: str, stripe_rows: int, monkeypatch: pytest.MonkeyPatch

@@ -79,18 +79,14 @@ class CorruptionError(ThinrowError):
         column: the column that is hit, where it is known.
     """
 
-    def __init__(
-        self, what: str, *, file: str, user: object | None = None, column: str | None = None
-    ) -> None:
+    def __init__(self, what: str, *, file: str, user: object | None = None, column: str | None = None) -> None:
         self.what, self.file, self.user, self.column = what, file, user, column
         where = f"file {file}"
         if user is not None:
             where += f", user {user!r}"
         if column is not None:
             where += f", column {column!r}"
-        super().__init__(
-            f"corrupt data ({where}): {what}; run `thinrow verify` on the store to list all damage"
-        )
+        super().__init__(f"corrupt data ({where}): {what}; run `thinrow verify` on the store to list all damage")
 
 
 class VersionMismatch(CorruptionError):

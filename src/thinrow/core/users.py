@@ -14,7 +14,7 @@ bytes of a long or of the UTF-8 bytes of a string, then ``(h & 0x7FFFFFFF) % N``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ def as_users(values: object, kind: UserKind | None = None) -> Users:
     """
     if isinstance(values, (str, int, np.integer)):
         values = [values]
-    array = values if isinstance(values, np.ndarray) else np.asarray(_listed(values))
+    array = values if isinstance(values, np.ndarray) else _listed(values)
     if array.size == 0:
         return np.empty(0, np.int64 if kind != "string" else object)
     if array.dtype.kind in "iu" and array.dtype != np.uint64:
@@ -47,10 +47,13 @@ def as_users(values: object, kind: UserKind | None = None) -> Users:
         found = "string"
     else:
         first = next((v for v in array.tolist() if not isinstance(v, str)), array[0])
-        raise UserKindError(f"user id {first!r} ({array.dtype}) is neither an int64 nor a string; cast the column first")
+        raise UserKindError(
+            f"user id {first!r} ({array.dtype}) is neither an int64 nor a string; cast the column first"
+        )
     if kind is not None and found != kind:
         raise UserKindError(
-            f"user id {array.tolist()[0]!r} is of kind {found}, but this store holds {kind} ids; cast the column to {kind}"
+            f"user id {array.tolist()[0]!r} is of kind {found}, but this store holds {kind} ids; "
+            f"cast the column to {kind}"
         )
     if found == "int64":
         return np.ascontiguousarray(array, dtype=np.int64)
@@ -62,10 +65,12 @@ def as_users(values: object, kind: UserKind | None = None) -> Users:
     return result
 
 
-def _listed(values: object) -> list[object]:
+def _listed(values: object) -> npt.NDArray[Any]:
     if not isinstance(values, Sequence):
         raise UserKindError(f"user ids must be an int64 or string sequence, got {type(values).__name__}")
-    return list(values)
+    # NumPy's own string dtype drops trailing NULs: two users would become one.
+    text = any(isinstance(v, str) for v in values)
+    return np.array(values, object) if text else np.asarray(values)
 
 
 def kind_of(users: Users) -> UserKind:
@@ -73,9 +78,18 @@ def kind_of(users: Users) -> UserKind:
     return "int64" if users.dtype == np.int64 else "string"
 
 
+def distinct(users: Users) -> tuple[Users, npt.NDArray[np.int64]]:
+    """The distinct ids, ascending, and the row of each of ``users`` among them."""
+    found, row_of = np.unique(cast(npt.NDArray[Any], users), return_inverse=True)
+    return found, row_of.astype(np.int64)
+
+
 def bucket_of(users: Users, n_buckets: int) -> npt.NDArray[np.int64]:
     """Iceberg's ``bucket[n_buckets]`` of each id: (n,) int64 in ``[0, n_buckets)``."""
-    hashed = _murmur3_int64(users) if users.dtype == np.int64 else _murmur3_str(users)
+    if users.dtype == np.int64:
+        hashed = _murmur3_int64(cast(npt.NDArray[np.int64], users))
+    else:
+        hashed = _murmur3_str(cast(npt.NDArray[np.object_], users))
     return (hashed & _U32(0x7FFFFFFF)).astype(np.int64) % n_buckets
 
 

@@ -62,7 +62,9 @@ def check_table(table: pa.Table, schema: EventSchema) -> CheckedEvents:
         columns[spec.name] = column
     event_ids = supersedes = None
     if schema.event_id_column is not None and schema.event_id_dtype is not None:
-        event_ids = _typed(_get(table, schema.event_id_column, "event_id"), schema.event_id_dtype, schema.event_id_column)
+        event_ids = _typed(
+            _get(table, schema.event_id_column, "event_id"), schema.event_id_dtype, schema.event_id_column
+        )
         _check_distinct(users, event_ids)
     if schema.supersedes_column is not None and schema.event_id_dtype is not None:
         name = schema.supersedes_column
@@ -96,7 +98,9 @@ def _typed(array: pa.ChunkedArray, dtype: str, name: str) -> Column:
     wants_bytes = dtype in ("string", "binary")
     is_bytes = text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
     if wants_bytes != is_bytes and not pa.types.is_null(kind):
-        raise SchemaError(f"column {name!r} has type {array.type}, the schema says {dtype}; cast the column or change the schema")
+        raise SchemaError(
+            f"column {name!r} has type {array.type}, the schema says {dtype}; cast the column or change the schema"
+        )
     try:
         return Column.from_arrow(array, dtype)
     except SchemaError as e:
@@ -106,7 +110,9 @@ def _typed(array: pa.ChunkedArray, dtype: str, name: str) -> Column:
 def _users(array: pa.ChunkedArray, schema: EventSchema) -> Users:
     if array.null_count:
         row = int(np.flatnonzero(np.asarray(pc.is_null(array.combine_chunks())))[0])
-        raise InputError(f"user {schema.user_column!r} is null in row {row}; every event needs its user: drop or fill the row")
+        raise InputError(
+            f"user {schema.user_column!r} is null in row {row}; every event needs its user: drop or fill the row"
+        )
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if text != (schema.user_kind == "string") or not (text or pa.types.is_integer(kind)):
@@ -124,7 +130,9 @@ def _users(array: pa.ChunkedArray, schema: EventSchema) -> Users:
 
 def _times(array: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
     if not (pa.types.is_timestamp(array.type) or pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
-        raise SchemaError(f"time {name!r} has type {array.type}; it must be a timestamp or integer milliseconds: cast it")
+        raise SchemaError(
+            f"time {name!r} has type {array.type}; it must be a timestamp or integer milliseconds: cast it"
+        )
     column = Column.from_arrow(array, "int64")
     if column.valid is not None:
         row = int(np.flatnonzero(~column.valid)[0])

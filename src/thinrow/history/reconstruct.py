@@ -2,9 +2,10 @@
 
 Worked example. A request of user 7 at T = 100 ms logged bound 5, a version of 3 archived events, and arrivals 4 and 5
 inline. Today's generation holds arrivals 1 to 9 of user 7. The events with event_ts < 100, arrival <= 5 and
-hidden_from > 5 are five; arrivals 4 and 5 are known from the log, so the sum over the five must be the version's checksum
-plus the identities of those two. If arrivals 4 and 5 were not archived yet, the archive must give the three, and the two
-are merged in from the log. Nothing is read from the recent tier.
+hidden_from > 5 are five; arrivals 4 and 5 are known from the log, so the sum over the five must be the
+version's checksum
+plus the identities of those two. If arrivals 4 and 5 were not archived yet, the archive must give the three,
+and the two are merged in from the log. Nothing is read from the recent tier.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from thinrow.core.errors import InputError, VersionMismatch
 from thinrow.core.units import NEVER
+from thinrow.core.users import distinct
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.reader import Ints, ReadStats
@@ -59,13 +61,10 @@ def reconstruct(
     projection = projection or Projection()
     columns = [StoredColumn(c.id, c.name, c.dtype, c.group, c.nullable) for c in projection.resolve(generation.schema)]
     stats = ReadStats()
-    users, user_of = np.unique(batch.users, return_inverse=True)
-    user_of = user_of.astype(np.int64)
+    users, user_of = distinct(batch.users)
     bound = np.ascontiguousarray(batch.versions["snapshot_arrival"])
     hide_user = user_of[np.repeat(np.arange(len(batch)), np.diff(batch.hide_offsets))]
-    window = Window(
-        generation, users, user_of, batch.request_ts, bound, stats, hide_user=hide_user, hides=batch.hides
-    )
+    window = Window(generation, users, user_of, batch.request_ts, bound, stats, hide_user=hide_user, hides=batch.hides)
     archived = batch.inline.arrival <= np.repeat(window.pieces.watermark[user_of], batch.inline.lengths)
     if verify:
         _verify(generation, batch, window, archived)

@@ -1,7 +1,8 @@
 """Snapshot: what a user's history is at a request, as an O(1) version of the archive part and the recent events.
 
 Protocol (docs/protocol.md): pin the newest generation g, read its watermark W per user, read from the recent tier all
-arrivals above W. If the tier has trimmed beyond W meanwhile, pin again. So each event is seen once while compaction runs.
+arrivals above W. If the tier has trimmed beyond W meanwhile, pin again. So each event is seen once while
+compaction runs.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def take_snapshot(
     compact: Callable[[], object] | None = None,
     max_inline: int = MAX_INLINE_EVENTS,
 ) -> Snapshot:
-    """Snapshot of distinct ``users`` (U,) at ``request_ts`` (U,), ms: events with event_ts < request_ts (exclusive) that
-    have arrived by now.
+    """Snapshot of distinct ``users`` (U,) at ``request_ts`` (U,), ms: events with event_ts < request_ts
+    (exclusive) that have arrived by now.
 
     ``compact`` is called, and the snapshot taken again, where a user has more than ``max_inline`` recent events.
 

@@ -74,7 +74,9 @@ class HistoryStore:
         """Open a store. Raises StoreNotFound, NewerFormatError or CorruptionError."""
         path = Path(path)
         if not (path / "archive" / "manifests").is_dir():
-            raise StoreNotFound(f"no store at {path}; create one: thinrow ingest FILE --store {path} --create --schema ...")
+            raise StoreNotFound(
+                f"no store at {path}; create one: thinrow ingest FILE --store {path} --create --schema ..."
+            )
         archive = Archive(LocalObjects(path / "archive"), clock)
         schema = archive.pin().schema
         return cls(path, archive, LmdbRecent(path / "recent", schema, sync=sync))
@@ -162,5 +164,7 @@ class HistoryStore:
     def __enter__(self) -> HistoryStore:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

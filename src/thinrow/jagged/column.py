@@ -9,6 +9,7 @@ The value under a null is 0 and says nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,7 +122,7 @@ def concat_columns(parts: Sequence[Column]) -> Column:
     if parts[0].dictionary is None:
         return Column(np.concatenate([p.values for p in parts]), valid)
     first = parts[0].dictionary
-    if all(p.dictionary is first or p.dictionary.equals(first) for p in parts):
+    if all(p.dictionary is first or (p.dictionary is not None and p.dictionary.equals(first)) for p in parts):
         return Column(np.concatenate([p.values for p in parts]), valid, first)
     united, remaps = unite_dictionaries([p.dictionary for p in parts])
     values = [r[p.values] if len(r) else p.values for r, p in zip(remaps, parts, strict=True)]
@@ -133,4 +134,4 @@ def unite_dictionaries(dictionaries: Sequence[pa.Array]) -> tuple[pa.Array, list
     joined = pa.concat_arrays(list(dictionaries)).dictionary_encode()
     codes = joined.indices.to_numpy(zero_copy_only=False).astype(np.int32)
     bounds = np.cumsum([0, *(len(d) for d in dictionaries)])
-    return joined.dictionary, [codes[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return joined.dictionary, [codes[a:b] for a, b in itertools.pairwise(bounds)]

@@ -47,7 +47,12 @@ class Events:
         """No events for each of ``users``; ``columns`` gives names and types, its rows are dropped."""
         none = np.empty(0, np.int64)
         return cls(
-            users, np.zeros(len(users) + 1, np.int64), none, none, none, {n: c.take(slice(0, 0)) for n, c in columns.items()}
+            users,
+            np.zeros(len(users) + 1, np.int64),
+            none,
+            none,
+            none,
+            {n: c.take(slice(0, 0)) for n, c in columns.items()},
         )
 
     def take_rows(self, index: npt.NDArray[np.intp], offsets: npt.NDArray[np.int64]) -> Events:

@@ -1,6 +1,7 @@
 """SharedHistories: each user's events once, and per example a slice and a bound.
 
-Worked example: user 7 has events at 10, 20, 30, 40 ms (arrivals 1 to 4). Two requests, at 25 ms and at 45 ms, newest 2::
+Worked example: user 7 has events at 10, 20, 30, 40 ms (arrivals 1 to 4). Two requests, at 25 ms and at 45 ms,
+newest 2::
 
     events      10  20  30  40           start  stop  bound
     request A    [-----)                 0      2     2

@@ -88,13 +88,17 @@ class ColumnSpec:
         if self.id < 1:
             raise SchemaError(f"column {self.name!r} has id {self.id}; ids are 1 or more")
         if not self.name or self.name in RESERVED_NAMES:
-            raise SchemaError(f"column name {self.name!r} is reserved; rename the column (reserved: {', '.join(RESERVED_NAMES)})")
+            raise SchemaError(
+                f"column name {self.name!r} is reserved; rename the column (reserved: {', '.join(RESERVED_NAMES)})"
+            )
         if self.group in (KEYS_GROUP, IDS_GROUP) or not self.group:
             raise SchemaError(f"column {self.name!r} is in group {self.group!r}, a reserved name; name another group")
         allowed = _DTYPES_OF_TRAIT[self.trait]
         if self.dtype not in allowed:
             known = ", ".join(allowed) or "none in format version 1; use one column per element"
-            raise SchemaError(f"column {self.name!r}: trait {self.trait.value} with dtype {self.dtype!r}; allowed: {known}")
+            raise SchemaError(
+                f"column {self.name!r}: trait {self.trait.value} with dtype {self.dtype!r}; allowed: {known}"
+            )
 
     @property
     def is_bytes(self) -> bool:
@@ -126,10 +130,11 @@ class EventSchema:
     arrival_time_column: str | None = None
 
     def __post_init__(self) -> None:
-        for what, values in (("name", [c.name for c in self.columns]), ("id", [c.id for c in self.columns])):
-            twice = {v for v in values if values.count(v) > 1}
+        for what in ("name", "id"):
+            values = [str(getattr(c, what)) for c in self.columns]
+            twice = sorted({v for v in values if values.count(v) > 1})
             if twice:
-                raise SchemaError(f"column {what} {sorted(twice, key=str)[0]!r} appears twice; each must be unique")
+                raise SchemaError(f"column {what} {twice[0]!r} appears twice; each must be unique")
         if (self.event_id_column is None) != (self.event_id_dtype is None):
             raise SchemaError("event_id_column and event_id_dtype go together; give both or neither")
         if self.supersedes_column is not None and self.event_id_column is None:
@@ -159,7 +164,14 @@ class EventSchema:
             "supersedes_column": self.supersedes_column,
             "arrival_time_column": self.arrival_time_column,
             "columns": [
-                {"id": c.id, "name": c.name, "trait": c.trait.value, "dtype": c.dtype, "group": c.group, "nullable": c.nullable}
+                {
+                    "id": c.id,
+                    "name": c.name,
+                    "trait": c.trait.value,
+                    "dtype": c.dtype,
+                    "group": c.group,
+                    "nullable": c.nullable,
+                }
                 for c in self.columns
             ],
         }
@@ -235,7 +247,7 @@ class EventSchema:
         """
         special = {user, time, event_id, supersedes, arrival_time}
         group_of = {name: g for g, names in (groups or {}).items() for name in names}
-        columns = []
+        columns: list[ColumnSpec] = []
         for field in arrow:
             if field.name in special:
                 continue
@@ -244,7 +256,13 @@ class EventSchema:
                 ColumnSpec(len(columns) + 1, field.name, trait, dtype, group_of.get(field.name, "main"), field.nullable)
             )
         return _bind(
-            tuple(columns), arrow, user=user, time=time, event_id=event_id, supersedes=supersedes, arrival_time=arrival_time
+            tuple(columns),
+            arrow,
+            user=user,
+            time=time,
+            event_id=event_id,
+            supersedes=supersedes,
+            arrival_time=arrival_time,
         )
 
     @classmethod
@@ -272,7 +290,7 @@ class EventSchema:
 
 def _require(data: Mapping[str, Any], key: str) -> None:
     if not isinstance(data.get(key), str):
-        raise SchemaError(f"schema lacks {key!r}; add a line: {key} = \"COLUMN\"")
+        raise SchemaError(f'schema lacks {key!r}; add a line: {key} = "COLUMN"')
 
 
 def _column_from_toml(group: str, name: str, spec: object, next_id: int) -> ColumnSpec:
@@ -284,8 +302,12 @@ def _column_from_toml(group: str, name: str, spec: object, next_id: int) -> Colu
     try:
         trait = Trait(spec["trait"])
     except ValueError:
-        raise SchemaError(f"column {name!r}: unknown trait {spec['trait']!r}; known: {', '.join(t.value for t in Trait)}") from None
-    return ColumnSpec(int(spec.get("id", next_id)), name, trait, spec["dtype"], group, bool(spec.get("nullable", False)))
+        raise SchemaError(
+            f"column {name!r}: unknown trait {spec['trait']!r}; known: {', '.join(t.value for t in Trait)}"
+        ) from None
+    return ColumnSpec(
+        int(spec.get("id", next_id)), name, trait, spec["dtype"], group, bool(spec.get("nullable", False))
+    )
 
 
 def _guess(field: pa.Field) -> tuple[DType, Trait]:
@@ -300,10 +322,14 @@ def _guess(field: pa.Field) -> tuple[DType, Trait]:
         return "int64", Trait.TIMESTAMP
     if t.is_boolean(kind):
         return "int8", Trait.CATEGORICAL
-    name = {"float": "float32", "double": "float64", "uint8": "int16", "uint16": "int32", "uint32": "int64"}.get(str(kind), str(kind))
+    name = {"float": "float32", "double": "float64", "uint8": "int16", "uint16": "int32", "uint32": "int64"}.get(
+        str(kind), str(kind)
+    )
     if name in DTYPES:
         return name, Trait.NUMERIC if name.startswith("float") else Trait.ID
-    raise SchemaError(f"column {field.name!r} has type {field.type}, which has no counterpart; cast it to one of {', '.join(DTYPES)} or leave it out")
+    raise SchemaError(
+        f"column {field.name!r} has type {field.type}, which has no counterpart; cast it to one of {', '.join(DTYPES)} or leave it out"
+    )
 
 
 def _bind(

@@ -1,7 +1,8 @@
 """Compaction: a contiguous prefix of arrivals leaves the recent tier and becomes part of a new generation.
 
 For each bucket the new events become one segment. Older segments of the bucket are merged into it, newest first, while
-they are not larger than ``GROWTH`` times what is merged already: sizes grow geometrically, so a bucket holds few segments
+they are not larger than ``GROWTH`` times what is merged already: sizes grow geometrically, so a bucket holds
+few segments
 and an event is rewritten a logarithmic number of times. *Full* compaction merges all: one segment a bucket.
 
 Content digests prove that nothing was lost: those of the output must be the sum of those of the inputs.
@@ -181,14 +182,16 @@ def _prove(expected: dict[str, int], info: SegmentInfo, name: str) -> None:
     for key, digest in expected.items():
         # Applying a hide-list changes hidden_from; what an event says of itself never changes.
         if key != str(HIDDEN_FROM_ID) and info.digests.get(key, digest) != digest:
-            raise CorruptionError(f"compaction would change column {key}: {digest} in, {info.digests[key]} out", file=name)
+            raise CorruptionError(
+                f"compaction would change column {key}: {digest} in, {info.digests[key]} out", file=name
+            )
 
 
 def _joined(
     base: Generation, older: Sequence[int], merged: Sequence[int], new: NewEvents, schema: EventSchema
 ) -> tuple[Events, Hides]:
-    """Events of the merged segments and the new ones, hides applied; and the hides that name events of older segments."""
-    columns = [c for c in stored_columns(schema) if c.group != KEYS_GROUP]
+    """Events of the merged segments and the new ones, hides applied; and the hides that name events of older
+    segments.""" columns = [c for c in stored_columns(schema) if c.group != KEYS_GROUP]
     view = base.only(merged)
     held = [view.segment(i).pieces.keys(np.arange(view.segment(i).pieces.n_records)) for i in range(len(merged))]
     users = np.unique(np.concatenate([new.events.users, *held])) if merged else new.events.users
@@ -198,9 +201,7 @@ def _joined(
     pieces = look_up(view, users)
     own = np.repeat(np.arange(len(users)), np.diff(pieces.hide_off))
     brought = np.repeat(row_of, np.diff(new.hide_offsets))
-    hides, hide_off = group_hides(
-        len(users), np.concatenate([own, brought]), np.concatenate([pieces.hides, new.hides])
-    )
+    hides, hide_off = group_hides(len(users), np.concatenate([own, brought]), np.concatenate([pieces.hides, new.hides]))
     events = hide(_append(old, new.events, row_of, columns), hides, hide_off)
     watermark = look_up(base.only(older), users).watermark
     owner = np.repeat(np.arange(len(users)), np.diff(hide_off))
@@ -235,4 +236,3 @@ def _joined_column(old: Events, new: Events, spec: StoredColumn) -> Column:
     if not len(old):
         return fresh
     return concat_columns([old.columns[spec.name], fresh])
-

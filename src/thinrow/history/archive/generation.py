@@ -150,7 +150,11 @@ class Archive:
         return found
 
     def commit(
-        self, base: Generation, changed: Mapping[int, Sequence[SegmentInfo]], note: str, schema: EventSchema | None = None
+        self,
+        base: Generation,
+        changed: Mapping[int, Sequence[SegmentInfo]],
+        note: str,
+        schema: EventSchema | None = None,
     ) -> Generation:
         """Commit base + 1 with the segment lists of the ``changed`` buckets replaced.
 

@@ -45,7 +45,8 @@ def stripe_dtype(n_groups: int) -> np.dtype[np.void]:
 
 @dataclass(frozen=True, slots=True)
 class StoredColumn:
-    """A column as a segment stores it: ``dtype`` is a schema dtype; a nullable one has a null stream before its values."""
+    """A column as a segment stores it: ``dtype`` is a schema dtype; a nullable one has a null stream before
+    its values."""
 
     id: int
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thinrow.core.users import bucket_of
+from thinrow.core.users import bucket_of, distinct
 from thinrow.history.archive.compact import CompactReport, NewEvents, discard, write_bucket
 from thinrow.history.archive.generation import Archive
 from thinrow.history.archive.layout import STRIPE_ROWS
@@ -28,7 +28,7 @@ def bulk_load(
         CommitConflict: another writer committed meanwhile; nothing was loaded.
     """
     base = archive.pin()
-    users, row_of = np.unique(events.users, return_inverse=True)
+    users, row_of = distinct(events.users)
     by_arrival = np.argsort(row_of, kind="stable")
     offsets = np.searchsorted(row_of[by_arrival], np.arange(len(users) + 1)).astype(np.int64)
     first = np.maximum(recent.read_since(users, np.zeros(len(users), np.int64)).top, look_up(base, users).watermark)

@@ -1,8 +1,8 @@
 """Read a batch of users from a generation: index look-up, one fetch, one decode call per column.
 
-Worked trace: 512 users over 16 buckets -> their *pieces* (``look_up``) -> rows wanted of each piece -> the chunks of the
-stripes that hold them, fetched into one buffer per feature group -> headers and CRCs checked -> ``decode_fixed`` once per
-column over all runs of all users.
+Worked trace: 512 users over 16 buckets -> their *pieces* (``look_up``) -> rows wanted of each piece -> the
+chunks of the stripes that hold them, fetched into one buffer per feature group -> headers and CRCs checked ->
+``decode_fixed`` once per column over all runs of all users.
 """
 
 from __future__ import annotations
@@ -155,7 +155,9 @@ def _arrange(
         n, np.concatenate([np.empty(0, np.int64), *hide_user]), np.concatenate([np.empty(0, HIDE_DTYPE), *hide_rows])
     )
     return with_hides(
-        Pieces(users, piece_off, records, segment, run_off, run_of_user, watermark, hide_off[:1].repeat(n + 1), hides[:0]),
+        Pieces(
+            users, piece_off, records, segment, run_off, run_of_user, watermark, hide_off[:1].repeat(n + 1), hides[:0]
+        ),
         hides,
         hide_off,
     )
@@ -209,17 +211,29 @@ class _Chunks:
 
     buffer: npt.NDArray[np.uint8]
     of_run: Ints
-    segment: Ints
-    stripe: Ints
     rows: Ints
     entries: list[npt.NDArray[np.void]]
     blocks: list[Ints]
 
 
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """The stripes of one segment that some runs lie in: ``runs[i]`` lies in ``stripes[inverse[i]]``."""
+
+    number: int
+    segment: Segment
+    runs: Ints
+    inverse: Ints
+    stripes: Ints
+    records: npt.NDArray[np.void]
+
+
 class RowReader:
     """Decodes row ranges of pieces. One instance per batch: it keeps what it fetched until the batch is done."""
 
-    def __init__(self, generation: Generation, pieces: Pieces, piece: Ints, start: Ints, stop: Ints, stats: ReadStats) -> None:
+    def __init__(
+        self, generation: Generation, pieces: Pieces, piece: Ints, start: Ints, stop: Ints, stats: ReadStats
+    ) -> None:
         """Rows ``[start[i], stop[i])`` (within the piece) of piece ``piece[i]``, delivered one after another."""
         self.generation, self.pieces, self.stats = generation, pieces, stats
         self.piece = piece
@@ -232,6 +246,7 @@ class RowReader:
         self.out_pos = np.concatenate([[0], np.cumsum(self.n_rows)]).astype(np.int64)
         self.total = int(self.out_pos[-1])
         self._chunks: dict[str, _Chunks] = {}
+        self._needed: list[_Needed] | None = None
 
     def column(self, spec: StoredColumn) -> Column:
         """One column of all rows; null where a segment does not have it.
@@ -310,7 +325,9 @@ class RowReader:
         self._check(chunks, runs, of_run, entry, block, spec)
         strange = entry["codec"] != _BYTES_CODEC
         if strange.any():
-            raise self._corrupt(int(runs[strange.argmax()]), spec.name, "a codec of fixed-width values in a bytes column")
+            raise self._corrupt(
+                int(runs[strange.argmax()]), spec.name, "a codec of fixed-width values in a bytes column"
+            )
         try:
             offsets, data = decode_bytes(
                 chunks.buffer,
@@ -395,45 +412,50 @@ class RowReader:
             self._chunks[group] = self._fetch_now(group)
         return self._chunks[group]
 
+    def _stripes_needed(self) -> list[_Needed]:
+        """The stripes that the runs lie in, by segment, with their records: looked up once for all groups."""
+        if self._needed is None:
+            order = np.argsort(self.segment, kind="stable")
+            numbers, starts = np.unique(self.segment[order], return_index=True)
+            self._needed = []
+            for s, runs in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+                stripes, inverse = np.unique(self.stripe[runs], return_inverse=True)
+                segment = self.generation.segment(s)
+                self._needed.append(_Needed(s, segment, runs, inverse, stripes, segment.stripes.take(stripes)))
+        return self._needed
+
     def _fetch_now(self, group: str) -> _Chunks:
-        """Read the chunks of all runs into one buffer, segments of one stream layout after another, and check headers."""
-        since = time.perf_counter()
-        segments = {int(s): self.generation.segment(int(s)) for s in np.unique(self.segment)}
-        layout = {s: seg.n_streams(group) for s, seg in segments.items() if group in seg.groups}
+        """Read the chunks of all runs into one buffer, segments of one stream layout after another, and check
+        headers.""" since = time.perf_counter()
         of_run = np.full(len(self.piece), -1, np.int64)
-        by_layout = sorted(layout, key=lambda s: (layout[s], s))
-        seg_of, stripe_of, rows_of, length_of, crc_of, plans = [], [], [], [], [], []
-        at = 0
-        for s in by_layout:
-            runs = np.flatnonzero(self.segment == s)
-            stripes, inverse = np.unique(self.stripe[runs], return_inverse=True)
-            of_run[runs] = inverse + sum(len(x) for x in stripe_of)
-            records = segments[s].stripes.take(stripes)
-            chunk = records["chunks"][:, segments[s].groups.index(group)]
-            length = chunk["length"].astype(np.int64)
-            offsets = at + np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
-            plans.append((s, chunk["offset"].astype(np.int64), length, offsets[:-1]))
-            at = int(offsets[-1])
-            seg_of.append(np.full(len(stripes), s))
-            stripe_of.append(stripes)
-            rows_of.append(records["n_rows"].astype(np.int64))
-            length_of.append(length)
-            crc_of.append(chunk["header_crc"].astype(np.uint32))
-        buffer = np.empty(at // 8 + 1, np.uint64).view(np.uint8)[:at]
-        for s, offset, length, out_offset in plans:
-            self.generation.objects.read_into(segments[s].name, offset, length, buffer, out_offset)
-        self.stats.bytes_read += at
-        fetched = _Chunks(
-            buffer, of_run, np.concatenate(seg_of), np.concatenate(stripe_of), np.concatenate(rows_of), [], []
-        )
-        self._parse(group, fetched, np.array([layout[s] for s in fetched.segment]), length_of, crc_of)
+        needed = [n for n in self._stripes_needed() if group in n.segment.groups]
+        needed.sort(key=lambda n: (n.segment.n_streams(group), n.number))
+        chunk = [n.records["chunks"][:, n.segment.groups.index(group)] for n in needed]
+        length = np.concatenate([np.empty(0, np.int64), *(c["length"] for c in chunk)]).astype(np.int64)
+        ends = np.cumsum(length)
+        buffer = np.empty(int(length.sum()) // 8 + 1, np.uint64).view(np.uint8)[: int(length.sum())]
+        first = 0
+        for n, c in zip(needed, chunk, strict=True):
+            last = first + len(c)
+            of_run[n.runs] = first + n.inverse
+            self.generation.objects.read_into(
+                n.segment.name,
+                c["offset"].astype(np.int64),
+                length[first:last],
+                buffer,
+                ends[first:last] - length[first:last],
+            )
+            first = last
+        self.stats.bytes_read += len(buffer)
+        rows = np.concatenate([n.records["n_rows"] for n in needed]).astype(np.int64)
+        fetched = _Chunks(buffer, of_run, rows, [], [])
+        n_streams = np.repeat([n.segment.n_streams(group) for n in needed], [len(c) for c in chunk])
+        crc = np.concatenate([c["header_crc"] for c in chunk])
+        self._parse(group, fetched, n_streams, length, crc)
         self.stats.clock("fetch", since)
         return fetched
 
-    def _parse(
-        self, group: str, chunks: _Chunks, n_streams: Ints, length_of: list[Ints], crc_of: list[npt.NDArray[np.uint32]]
-    ) -> None:
-        length, crc = np.concatenate(length_of), np.concatenate(crc_of)
+    def _parse(self, group: str, chunks: _Chunks, n_streams: Ints, length: Ints, crc: npt.NDArray[np.uint32]) -> None:
         ends = np.cumsum(length)
         for n in np.unique(n_streams):
             part = np.flatnonzero(n_streams == n)
@@ -489,7 +511,7 @@ def unite(segments: Sequence[Segment], spec: StoredColumn) -> ColumnDictionary:
         words = np.concatenate([np.empty(0, np.uint64), *(d for d in found if d is not None)])
         return ColumnDictionary(words, np.empty(0, np.int32), None, offset, n)
     kind = pa.string() if spec.dtype == "string" else pa.binary()
-    present = [d.cast(kind) for d in found if d is not None]
+    present = [d.cast(kind) for d in found if isinstance(d, pa.Array)]
     if not present:
         return ColumnDictionary(np.empty(0, np.uint64), np.empty(0, np.int32), pa.array([], kind), offset, n)
     strings, maps = unite_dictionaries(present)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -109,7 +110,7 @@ class Segment:
         else:
             off = np.frombuffer(data, "<u8", count=n + 1, offset=8).astype(np.int64)
             heap = data[8 + 8 * (n + 1) :]
-            users = np.array([heap[a:b].decode() for a, b in zip(off[:-1], off[1:], strict=True)], object)
+            users = np.array([heap[a:b].decode() for a, b in itertools.pairwise(off)], object)
         if n == 0:
             return Hides(users, np.zeros(1, np.int64), records)
         starts = np.concatenate([[0], np.flatnonzero(users[1:] != users[:-1]) + 1, [n]]).astype(np.int64)

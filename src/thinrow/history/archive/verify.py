@@ -63,15 +63,17 @@ def _verify_segment(view: Generation, segment: Segment, digests: dict[str, int],
         yield Damage(segment.name, None, None, "digests in the manifest and in the segment differ")
     stripes = sum(len(records) for _, records, _ in segment.stripes.scan())
     if stripes != segment.stripes.n_records:
-        yield Damage(segment.name, None, None, f"{stripes} stripe records, the directory says {segment.stripes.n_records}")
+        yield Damage(
+            segment.name, None, None, f"{stripes} stripe records, the directory says {segment.stripes.n_records}"
+        )
     totals: dict[str, int] = {}
     bad_columns: set[str] = set()
     for pieces in _piece_batches(segment):
         yield from _verify_pieces(view, segment, pieces, totals, bad_columns)
     for key, total in totals.items():
         if key not in bad_columns and total != digests.get(key):
-            column = next((c.name for c in segment.columns if str(c.id) == key), key)
-            yield Damage(segment.name, None, column, f"content digest is {total}, written was {digests.get(key)}")
+            name = next((c.name for c in segment.columns if str(c.id) == key), key)
+            yield Damage(segment.name, None, name, f"content digest is {total}, written was {digests.get(key)}")
 
 
 def _piece_batches(segment: Segment) -> Iterator[Pieces]:
@@ -130,11 +132,18 @@ def _verify_records(
     truth["max_arrival"], truth["min_hidden_from"], truth["digest"] = top, least, digest
     for name in ("first_ts", "last_ts", "max_arrival", "min_hidden_from", "digest"):
         for i in np.flatnonzero(truth[name] != pieces.records[name])[:1]:
-            yield Damage(segment.name, pieces.users[i], name, f"the index says {pieces.records[name][i]}, the rows {truth[name][i]}")
+            yield Damage(
+                segment.name,
+                pieces.users[i],
+                name,
+                f"the index says {pieces.records[name][i]}, the rows {truth[name][i]}",
+            )
     same = np.ones(len(ts), np.bool_)
     same[row_off[:-1]] = False
     disorder = np.zeros(len(ts), np.bool_)
     disorder[1:] = (ts[1:] < ts[:-1]) | ((ts[1:] == ts[:-1]) & (arrival[1:] <= arrival[:-1]))
     for row in np.flatnonzero(same & disorder)[:1]:
         piece = int(np.searchsorted(row_off, row, side="right") - 1)
-        yield Damage(segment.name, pieces.users[piece], "event_ts", f"row {row - row_off[piece]} of the piece is out of order")
+        yield Damage(
+            segment.name, pieces.users[piece], "event_ts", f"row {row - row_off[piece]} of the piece is out of order"
+        )

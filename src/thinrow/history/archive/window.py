@@ -1,6 +1,7 @@
 """What a batch of examples sees of the archive: the one piece of code behind snapshots, reads and reconstruction.
 
-Steps: index entries of the users (``look_up``) -> *mixed* pieces, those that hold visible and hidden events (the one that
+Steps: index entries of the users (``look_up``) -> *mixed* pieces, those that hold visible and hidden events
+(the one that
 the request time cuts; any with a late or restated event) -> their key columns -> counts and identity digests, exact for
 every example -> ranges of rows that the newest n need -> those rows decoded and, over several segments, merged.
 """
@@ -18,7 +19,7 @@ from thinrow.core.users import Users
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.layout import StoredColumn, key_columns
 from thinrow.history.archive.reader import Ints, Pieces, ReadStats, RowReader, group_hides, look_up, with_hides
-from thinrow.jagged import HIDE_DTYPE, Column, Events
+from thinrow.jagged import HIDE_DTYPE, Events
 from thinrow.kernels import kernel
 
 _EVENT_TS, _ARRIVAL, _HIDDEN_FROM = key_columns()
@@ -111,7 +112,8 @@ class Window:
         return count, digest, start, end
 
     def read(self, max_len: int | None, oldest_ts: Ints, columns: Sequence[StoredColumn]) -> Events:
-        """The events that the examples need, a superset of each one's newest ``max_len`` visible ones from ``oldest_ts``
+        """The events that the examples need, a superset of each one's newest ``max_len`` visible ones from
+        ``oldest_ts``
         (inclusive) on; a user's are in order of (event_ts, arrival), ``hidden_from`` under all known hides.
 
         Raises:
@@ -158,5 +160,3 @@ def read_everything(generation: Generation, users: Users, columns: Sequence[Stor
 def no_hides(n: int) -> tuple[npt.NDArray[np.void], Ints]:
     """An empty hide-list for n users."""
     return np.empty(0, HIDE_DTYPE), np.zeros(n + 1, np.int64)
-
-

@@ -295,20 +295,22 @@ def bytes_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uin
     """Offsets and bytes of a string or binary array without nulls."""
     large = array.cast(pa.large_binary())
     _, offsets, data = large.buffers()
-    off = np.frombuffer(offsets, np.int64)[large.offset : large.offset + len(large) + 1] if offsets else np.zeros(1, np.int64)
+    off = (
+        np.frombuffer(offsets, np.int64)[large.offset : large.offset + len(large) + 1]
+        if offsets
+        else np.zeros(1, np.int64)
+    )
     raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
     return (off - off[0]).astype(np.int64), raw[off[0] : off[-1]]
 
 
-def _write_groups(
-    out: ContainerWriter, streams: dict[str, list[EncodedStream]], cut: _Stripes
-) -> npt.NDArray[np.void]:
+def _write_groups(out: ContainerWriter, streams: dict[str, list[EncodedStream]], cut: _Stripes) -> npt.NDArray[np.void]:
     records = np.zeros(len(cut.stripe_off) - 1, stripe_dtype(len(streams)))
     records["n_rows"] = np.diff(cut.stripe_off)
     for g, (group, members) in enumerate(streams.items()):
         region, offsets, crc = interleave(members)
         out.begin_section(f"group:{group}")
-        start = out.append(memoryview(region))
+        start = out.append(region.data)
         out.end_section(crc=False)
         records["chunks"]["offset"][:, g] = start + offsets[:-1]
         records["chunks"]["length"][:, g] = np.diff(offsets)
@@ -333,10 +335,10 @@ def _piece_records(events: Events, cut: _Stripes, mix: npt.NDArray[np.uint64]) -
 def encode_hides(hides: Hides) -> bytes:
     """Section ``hides`` (format section 7): count, users (one a record), records."""
     records = np.ascontiguousarray(hides.records)
-    users = np.repeat(hides.users, np.diff(hides.offsets))
+    owner = np.repeat(np.arange(len(hides.users)), np.diff(hides.offsets))
     head = np.array([len(records)], "<u8").tobytes()
-    if kind_of(users) == "int64":
-        return head + users.astype("<i8").tobytes() + records.tobytes()
-    encoded = [u.encode() for u in users]
+    if kind_of(hides.users) == "int64":
+        return head + hides.users[owner].astype("<i8").tobytes() + records.tobytes()
+    encoded = [str(hides.users[u]).encode() for u in owner]
     offsets = np.concatenate([[0], np.cumsum([len(e) for e in encoded])]).astype("<u8")
     return head + offsets.tobytes() + b"".join(encoded) + records.tobytes()

@@ -1,6 +1,7 @@
 """Compiled kernels of the history store: digests, visibility windows, merging.
 
-Arrays of a *batch of pieces* are grouped by user: the pieces of user u are ``[piece_off[u], piece_off[u + 1])``, sorted by
+Arrays of a *batch of pieces* are grouped by user: the pieces of user u are ``[piece_off[u], piece_off[u +
+1])``, sorted by
 (segment, first_ts). Keys (event_ts, arrival, hidden_from) of some pieces have been decoded: those of piece p are at
 ``[key_off[p], key_off[p] + n_rows[p])``, or ``key_off[p] == -1``. An example sees an event when
 ``event_ts < request_ts`` (strict), ``arrival <= bound`` and ``hidden_from > bound``.
@@ -8,8 +9,16 @@ Arrays of a *batch of pieces* are grouped by user: the pieces of user u are ``[p
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
+import numpy.typing as npt
+
 from thinrow.kernels.numba.jit import njit
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 _NEVER = np.int64((1 << 63) - 1)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -20,7 +29,7 @@ _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 @njit
-def _mix64(x):
+def _mix64(x: Any) -> Any:
     x ^= x >> _S30
     x *= _M1
     x ^= x >> _S27
@@ -30,7 +39,7 @@ def _mix64(x):
 
 
 @njit
-def identity_mix(event_ts, arrival):
+def identity_mix(event_ts: Ints, arrival: Ints) -> Words:
     out = np.empty(len(event_ts), np.uint64)
     for i in range(len(event_ts)):
         out[i] = _mix64(_mix64(np.uint64(event_ts[i]) + _GOLDEN) + np.uint64(arrival[i]))
@@ -38,7 +47,7 @@ def identity_mix(event_ts, arrival):
 
 
 @njit
-def content_digest(identity, words, null, column_id):
+def content_digest(identity: Words, words: Words, null: Bools, column_id: int) -> np.uint64:
     salt = np.uint64(column_id) * _GOLDEN
     total = np.uint64(0)
     has_null = len(null) > 0
@@ -49,7 +58,7 @@ def content_digest(identity, words, null, column_id):
 
 
 @njit
-def fold_bytes(offsets, data):
+def fold_bytes(offsets: Ints, data: npt.NDArray[np.uint8]) -> Words:
     n = len(offsets) - 1
     out = np.empty(n, np.uint64)
     for i in range(n):
@@ -67,7 +76,9 @@ def fold_bytes(offsets, data):
 
 
 @njit
-def apply_hides(event_off, arrival, hidden_from, hide_off, hide_arrival, hide_from):
+def apply_hides(
+    event_off: Ints, arrival: Ints, hidden_from: Ints, hide_off: Ints, hide_arrival: Ints, hide_from: Ints
+) -> None:
     """Lower ``hidden_from`` (in place) of the events that a hide names, group by group."""
     for u in range(len(event_off) - 1):
         for h in range(hide_off[u], hide_off[u + 1]):
@@ -78,7 +89,9 @@ def apply_hides(event_off, arrival, hidden_from, hide_off, hide_arrival, hide_fr
 
 
 @njit
-def tighten_pieces(piece_off, first_ts, last_ts, min_hidden, hide_off, hide_ts, hide_from):
+def tighten_pieces(
+    piece_off: Ints, first_ts: Ints, last_ts: Ints, min_hidden: Ints, hide_off: Ints, hide_ts: Ints, hide_from: Ints
+) -> None:
     """Lower ``min_hidden`` (in place) of the pieces that may hold a hidden event."""
     for u in range(len(piece_off) - 1):
         for h in range(hide_off[u], hide_off[u + 1]):
@@ -88,7 +101,16 @@ def tighten_pieces(piece_off, first_ts, last_ts, min_hidden, hide_off, hide_ts, 
 
 
 @njit
-def mark_mixed(piece_off, first_ts, last_ts, max_arrival, min_hidden, user_of, request_ts, bound):
+def mark_mixed(
+    piece_off: Ints,
+    first_ts: Ints,
+    last_ts: Ints,
+    max_arrival: Ints,
+    min_hidden: Ints,
+    user_of: Ints,
+    request_ts: Ints,
+    bound: Ints,
+) -> Bools:
     """Which pieces hold both events that some example sees and events that it does not (or may)."""
     mixed = np.zeros(len(first_ts), np.bool_)
     for x in range(len(user_of)):
@@ -103,9 +125,22 @@ def mark_mixed(piece_off, first_ts, last_ts, max_arrival, min_hidden, user_of, r
 
 @njit
 def summarize(
-    piece_off, first_ts, last_ts, max_arrival, min_hidden, digest, n_rows, key_off, key_ts, key_arrival, key_hidden,
-    key_mix, user_of, request_ts, bound,
-):  # fmt: skip
+    piece_off: Ints,
+    first_ts: Ints,
+    last_ts: Ints,
+    max_arrival: Ints,
+    min_hidden: Ints,
+    digest: Words,
+    n_rows: Ints,
+    key_off: Ints,
+    key_ts: Ints,
+    key_arrival: Ints,
+    key_hidden: Ints,
+    key_mix: Words,
+    user_of: Ints,
+    request_ts: Ints,
+    bound: Ints,
+) -> tuple[Ints, Words, Ints, Ints]:
     """Of what each example sees in the archive: count, identity digest, first and last event time (0, 0 if none)."""
     n = len(user_of)
     count = np.zeros(n, np.int64)
@@ -143,7 +178,7 @@ def summarize(
 
 
 @njit
-def _last_row(p, t, n_rows, last_ts, key_off, key_ts):
+def _last_row(p: Any, t: Any, n_rows: Ints, last_ts: Ints, key_off: Ints, key_ts: Ints) -> Any:
     """Rows of piece p with event_ts < t; a piece that t cuts has its keys decoded."""
     if last_ts[p] < t:
         return n_rows[p]
@@ -159,9 +194,23 @@ def _last_row(p, t, n_rows, last_ts, key_off, key_ts):
 
 @njit
 def read_ranges(
-    run_off, run_of_user, first_ts, last_ts, max_arrival, min_hidden, n_rows, key_off, key_ts, key_arrival, key_hidden,
-    user_of, request_ts, bound, oldest_ts, max_len,
-):  # fmt: skip
+    run_off: Ints,
+    run_of_user: Ints,
+    first_ts: Ints,
+    last_ts: Ints,
+    max_arrival: Ints,
+    min_hidden: Ints,
+    n_rows: Ints,
+    key_off: Ints,
+    key_ts: Ints,
+    key_arrival: Ints,
+    key_hidden: Ints,
+    user_of: Ints,
+    request_ts: Ints,
+    bound: Ints,
+    oldest_ts: Ints,
+    max_len: int,
+) -> tuple[Ints, Ints]:
     """The rows that the examples of a user need of each run, at least.
 
     A *run* is the pieces of one user in one segment: run r holds the pieces ``[run_off[r], run_off[r + 1])`` and user u
@@ -206,7 +255,7 @@ def read_ranges(
 
 
 @njit
-def merge_runs(run_of_user, run_start, run_stop, event_ts, arrival):
+def merge_runs(run_of_user: Ints, run_start: Ints, run_stop: Ints, event_ts: Ints, arrival: Ints) -> Ints:
     """Order that merges the sorted runs of each user by (event_ts, arrival): source position of every output row."""
     total = 0
     widest = 0
@@ -242,7 +291,7 @@ def merge_runs(run_of_user, run_start, run_stop, event_ts, arrival):
 
 
 @njit
-def _lower_bound(values, lo, hi, x):
+def _lower_bound(values: Ints, lo: Any, hi: Any, x: Any) -> Any:
     while lo < hi:
         mid = (lo + hi) // 2
         if values[mid] < x:
@@ -253,7 +302,17 @@ def _lower_bound(values, lo, hi, x):
 
 
 @njit
-def example_slices(event_off, event_ts, arrival, hidden_from, user_of, request_ts, bound, oldest_ts, max_len):
+def example_slices(
+    event_off: Ints,
+    event_ts: Ints,
+    arrival: Ints,
+    hidden_from: Ints,
+    user_of: Ints,
+    request_ts: Ints,
+    bound: Ints,
+    oldest_ts: Ints,
+    max_len: int,
+) -> tuple[Ints, Ints, Bools]:
     """Start, stop and exactness of each example's newest ``max_len`` visible events with event_ts >= oldest_ts."""
     n = len(user_of)
     start = np.empty(n, np.int64)
@@ -296,7 +355,9 @@ def example_slices(event_off, event_ts, arrival, hidden_from, user_of, request_t
 
 
 @njit
-def piece_summaries(row_off, event_ts, arrival, hidden_from, mix):
+def piece_summaries(
+    row_off: Ints, event_ts: Ints, arrival: Ints, hidden_from: Ints, mix: Words
+) -> tuple[Ints, Ints, Words]:
     """Of each piece (rows ``[row_off[p], row_off[p + 1])``): max arrival, min hidden_from, identity digest."""
     n = len(row_off) - 1
     top = np.empty(n, np.int64)
@@ -317,7 +378,9 @@ def piece_summaries(row_off, event_ts, arrival, hidden_from, mix):
 
 
 @njit
-def remap_codes(out, run_pos, run_rows, lut, lut_off, lut_n):
+def remap_codes(
+    out: npt.NDArray[Any], run_pos: Ints, run_rows: Ints, lut: npt.NDArray[np.int32], lut_off: Ints, lut_n: Ints
+) -> int:
     """Segment codes to united codes, in place. Index of the first run with a code outside its dictionary, or -1."""
     for r in range(len(run_pos)):
         for i in range(run_pos[r], run_pos[r] + run_rows[r]):
@@ -329,7 +392,7 @@ def remap_codes(out, run_pos, run_rows, lut, lut_off, lut_n):
 
 
 @njit
-def runs_of_rows(run_off, n_rows, first, last):
+def runs_of_rows(run_off: Ints, n_rows: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints, Ints]:
     """Cut each run's rows ``[first, last)`` at piece bounds: piece, first row and last + 1 within the piece."""
     n = 0
     for r in range(len(run_off) - 1):
@@ -355,9 +418,9 @@ def runs_of_rows(run_off, n_rows, first, last):
 
 
 @njit
-def cut_stripes(lengths, stripe_rows):
-    """Pieces of users with ``lengths`` rows each (format section 2): user, rows, stripe, first row within the stripe."""
-    n = 0
+def cut_stripes(lengths: Ints, stripe_rows: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Pieces of users with ``lengths`` rows each (format section 2): user, rows, stripe, first row within the
+    stripe.""" n = 0
     for u in range(len(lengths)):
         n += max(1, (lengths[u] + stripe_rows - 1) // stripe_rows) if lengths[u] > 0 else 0
     user = np.empty(n, np.int64)
@@ -365,8 +428,8 @@ def cut_stripes(lengths, stripe_rows):
     stripe = np.empty(n, np.int64)
     first = np.empty(n, np.int64)
     p = 0
-    current = np.int64(-1)
-    used = np.int64(stripe_rows)
+    current: Any = np.int64(-1)
+    used: Any = np.int64(stripe_rows)
     for u in range(len(lengths)):
         left = lengths[u]
         if left == 0:

@@ -5,6 +5,7 @@ Nothing here is clever. Every function has the name and the signature of its com
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -209,7 +210,7 @@ def example_slices(
 def piece_summaries(
     row_off: Ints, event_ts: Ints, arrival: Ints, hidden_from: Ints, mix: Words
 ) -> tuple[Ints, Ints, Words]:
-    spans = [slice(a, b) for a, b in zip(row_off[:-1], row_off[1:], strict=True)]
+    spans = [slice(a, b) for a, b in itertools.pairwise(row_off)]
     return (
         np.array([arrival[s].max(initial=-1) for s in spans], np.int64),
         np.array([hidden_from[s].min(initial=NEVER) for s in spans], np.int64),
