@@ -224,16 +224,6 @@ class FatBatch:
         index, offsets = ranges_index(start, stop)
         return FatBatch(self.request_id[rows], offsets, {n: v[index] for n, v in self.columns.items()})
 
-    @classmethod
-    def concat(cls, parts: Sequence[FatBatch]) -> FatBatch:
-        """Histories of ``parts`` one after another."""
-        shifts = np.cumsum([0, *(p.offsets[-1] for p in parts)])
-        return cls(
-            np.concatenate([p.request_id for p in parts]),
-            np.concatenate([[0], *(p.offsets[1:] + s for p, s in zip(parts, shifts, strict=False))]).astype(np.int64),
-            {n: np.concatenate([p.columns[n] for p in parts]) for n in parts[0].columns},
-        )
-
 
 class FatRowReader:
     """Reads a file of fat rows, a row group at a time; by request through a bounded cache of row groups."""
@@ -280,23 +270,24 @@ class FatRowReader:
         for group in range(self.n_groups):
             yield self.read_group(group, newest)
 
-    def fetch(self, request_id: npt.NDArray[np.int64], newest: int | None = None) -> FatBatch:
-        """The histories of the given requests, in that order. Raises InputError on an unknown id."""
+    def fetch(
+        self, request_id: npt.NDArray[np.int64], newest: int | None = None
+    ) -> Iterator[tuple[npt.NDArray[np.int64], FatBatch]]:
+        """The histories of the given requests, a row group at a time: positions in ``request_id``, and their histories.
+
+        Raises:
+            InputError: the file has no row of an id.
+        """
         at = np.searchsorted(self.request_id, request_id, sorter=self._by_id)
         rows = self._by_id[np.minimum(at, len(self._by_id) - 1)]
         unknown = self.request_id[rows] != request_id
         if unknown.any():
-            raise InputError(
-                f"no fat row of request {request_id[unknown][0]}; the file holds {len(self._by_id)} requests"
-            )
+            wrong, n = request_id[unknown][0], len(self._by_id)
+            raise InputError(f"no fat row of request {wrong}; the file holds {n} requests")
         groups = np.searchsorted(self._first_row, rows, side="right") - 1
-        parts, places = [], []
-        for group in np.unique(groups):
-            place = np.flatnonzero(groups == group)
-            parts.append(self._cached(int(group)).take(rows[place] - self._first_row[group], newest))
-            places.append(place)
-        back = np.argsort(np.concatenate(places))
-        return FatBatch.concat(parts).take(back)
+        for group in np.unique(groups).tolist():
+            places = np.flatnonzero(groups == group)
+            yield places, self._cached(group).take(rows[places] - self._first_row[group], newest)
 
     def _cached(self, group: int) -> FatBatch:
         batch = self._cache.pop(group, None) or self.read_group(group)

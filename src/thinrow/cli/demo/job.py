@@ -43,7 +43,7 @@ class DemoConfig:
     weeks: int | None = None
     households: int | None = None
     seed: int = 0
-    n_buckets: int = 16
+    n_buckets: int = 4
 
 
 def run_demo(config: DemoConfig, console: Console) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _prepare(out: Path) -> None:
 def _warm_up() -> None:
     """The whole job on a few households, so that no timed figure holds the compilation of a kernel."""
     with tempfile.TemporaryDirectory() as folder:
-        config = DemoConfig(Path(folder), weeks=9, households=12, n_buckets=2)
+        config = DemoConfig(Path(folder), weeks=9, households=6, n_buckets=2)
         _prepare(config.out)
         _run(config, load_retail(config.weeks, config.households), Stages(Console(quiet=True)))
 

@@ -196,7 +196,7 @@ def _speed(report: Mapping[str, Any]) -> str:
 
 def _verification(report: Mapping[str, Any]) -> str:
     table = _table(
-        ("", "with", "without", "cost", "stripes with late events", "events decoded"),
+        ("", "with", "without", "cost", "stripes across a bound", "events decoded"),
         [
             (
                 lengths(n),
@@ -231,7 +231,7 @@ def _method(report: Mapping[str, Any]) -> str:
     words = (
         f"{escape(str(m['cpus']))} CPUs, Python {escape(m['python'])}, {escape(m['system'])}. "
         f"{count(report['generations'])} generations; {count(report['inline_events'])} recent events logged inline; "
-        f"{count(report['candidates'])} candidates; {count(o.get('joined', 0))} outcomes joined. "
+        f"{count(report['candidates'])} candidates; {count(o['labelled'])} outcomes joined. "
         "Times of the data are naive, taken as UTC. Fat rows: Parquet, plain encoding, zstd level 3, strings as codes. "
         "Figures are of one run; run <code>make demo</code> for your own."
     )

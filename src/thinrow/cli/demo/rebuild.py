@@ -85,7 +85,8 @@ class Rebuild:
             for batch in reader:
                 rows = by_id[np.searchsorted(source.request_id, batch.request_id, sorter=by_id)]
                 with self._stages.stage("compare"):
-                    wrong += count_mismatches(batch.histories, fat.fetch(batch.request_id, newest), fat.dictionaries)
+                    for places, part in fat.fetch(batch.request_id, newest):
+                        wrong += count_mismatches(batch.histories.select(places), part, fat.dictionaries)
                     if newest is None:
                         wrong += _wrong_candidates(batch, rows, source)
                 seen[rows] = True

@@ -93,6 +93,9 @@ class Replay:
         self._impressions, self._outcomes = logs
         self._request_of = np.full(len(data.basket_offsets) - 1, -1, np.int64)
         self._request_of[data.requests.basket] = np.arange(len(data.requests))
+        self._ids = data.requests.request_id
+        self._by_id = np.argsort(self._ids)
+        self._unlogged: list[Impressions] = []
         self._segments: set[str] = set()
         self.counts = ReplayCounts()
 
@@ -104,6 +107,7 @@ class Replay:
             for i, (day, parts) in enumerate(days):
                 for baskets in parts:
                     self._round(baskets)
+                self._log()
                 asked = self._request_of[np.concatenate(parts)]
                 with self._stages.stage("fat_rows_arrival_order"):
                     fat.append(np.sort(asked[asked >= 0]))
@@ -129,7 +133,7 @@ class Replay:
             )
 
     def _answer(self, asked: npt.NDArray[np.int64]) -> None:
-        """Snapshot, cross features of the visible history, impression; and the outcomes, which follow at once."""
+        """Snapshot, cross features of the visible history, impression."""
         r, stage = self._data.requests, self._stages.stage
         users, request_ts = r.users[asked], r.request_ts[asked]
         with stage("snapshot"):
@@ -156,18 +160,25 @@ class Replay:
             text_column("all", n),
             taken.requests.inline.lengths,
         )
-        with stage("impression_log"):
-            self._impressions.append(impressions)
-            labels = r.labels["bought"].take(asked)
-            bought = np.flatnonzero(labels.values)
-            request = np.repeat(np.arange(n), labels.lengths)[bought]
-            self._outcomes.append(
-                Outcomes.of(
-                    "bought", r.request_id[asked][request], candidates["product_id"].values[bought], request_ts[request]
-                )
-            )
+        self._unlogged.append(impressions)
         self.counts.requests += n
         self.counts.inline_events += len(taken.requests.inline)
+
+    def _log(self) -> None:
+        """Write the day's impressions, and then what was bought of what they showed: it followed at once."""
+        if not self._unlogged:
+            return
+        with self._stages.stage("impression_log"):
+            shown = Impressions.concat(self._unlogged)
+            self._impressions.append(shown)
+            asked = np.searchsorted(self._ids, shown.request_id, sorter=self._by_id)
+            labels = self._data.requests.labels["bought"].take(self._by_id[asked])
+            bought = np.flatnonzero(labels.values)
+            request = np.repeat(np.arange(len(shown)), labels.lengths)[bought]
+            items = shown.candidates["product_id"].values[bought]
+            times = shown.snapshots.request_ts[request]
+            self._outcomes.append(Outcomes.of("bought", shown.request_id[request], items, times))
+        self._unlogged = []
 
     def _compact(self) -> None:
         with self._stages.stage("compact"):

@@ -78,7 +78,7 @@ def _speed_table(report: Mapping[str, Any]) -> Table:
 
 def _verification_table(report: Mapping[str, Any]) -> Table:
     found = report["verification"]
-    table = _table("Cost of verification", "", "with", "without", "cost", "stripes with late events")
+    table = _table("Cost of verification", "", "with", "without", "cost", "stripes across a bound")
     for name, v in found.items():
         table.add_row(
             lengths(name),

@@ -40,7 +40,7 @@ def report() -> dict[str, Any]:
         "candidates": 2_000,
         "inline_events": 30,
         "generations": 4,
-        "outcomes": {"joined": 150},
+        "outcomes": {"labelled": 150},
         "bytes": {
             "thinrow_history": 20_000,
             "thinrow_examples": 10_000,
