@@ -29,7 +29,7 @@ def test_blocks_share_a_namespace_and_a_folder(tmp_path: Path) -> None:
         tmp_path,
         "```python\nx = 2\n```\n\n<!-- file: sub/a.txt -->\n```toml\na = 1\n```\n"
         "```python\nassert open('sub/a.txt').read() == 'a = 1\\n' and x == 2\n```\n"
-        "```console\n$ echo one > b.txt\nsome output\n$ cat \\\n  b.txt\n```\n```json\n{}\n```\n",
+        "```console\n$ echo one > b.txt\n$ cat \\\n  b.txt\none\n```\n```json\n{}\n```\n",
     )
     assert run_file(page, tmp_path) == 4
     assert (tmp_path / "b.txt").read_text() == "one\n"
@@ -39,6 +39,18 @@ def test_marked_block_is_left_alone(tmp_path: Path) -> None:
     page = _page(tmp_path, "<!-- not run: takes minutes -->\n```bash\nmake demo\n```\n```python\n1\n```\n")
     assert [s.not_run for s in snippets(page)] == ["takes minutes", None]
     assert run_file(page, tmp_path) == 1
+
+
+def test_output_is_compared(tmp_path: Path) -> None:
+    python = "```python\nprint('a', 7)\n```\n<!-- output -->\n```text\na  ...\n```\n"
+    good = python + "```console\n$ echo x y z\nx ... z\n```\n"
+    assert run_file(_page(tmp_path, good), tmp_path) == 2
+    with pytest.raises(SnippetError, match=r"page\.md:6: the page shows\nb  \.\.\.\nbut this was printed:\na 7"):
+        run_file(_page(tmp_path, good.replace("a  ...", "b  ...")), tmp_path)
+    with pytest.raises(SnippetError, match=r"echo x y z: the page shows"):
+        run_file(_page(tmp_path, good.replace("x ... z", "x ... y")), tmp_path)
+    with pytest.raises(InputError, match="output of what"):
+        run_file(_page(tmp_path, "<!-- output -->\n```text\na\n```\n"), tmp_path)
 
 
 def test_failure_names_the_line(tmp_path: Path) -> None:

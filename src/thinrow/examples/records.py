@@ -28,11 +28,12 @@ from thinrow.examples.layout import (
     store_users,
 )
 from thinrow.history.requests import RequestBatch
-from thinrow.jagged.column import Column, concat_columns
+from thinrow.history.snapshot import Snapshot
+from thinrow.jagged.column import ARROW_TYPES, Column, concat_columns
 from thinrow.jagged.events import HIDE_DTYPE, Events, never_hidden
 from thinrow.jagged.jagged import Jagged
 from thinrow.schema.event_schema import EventSchema
-from thinrow.schema.example_schema import ExampleSchema
+from thinrow.schema.example_schema import ExampleSchema, FieldSpec
 from thinrow.schema.version import VERSION_DTYPE
 
 
@@ -72,6 +73,47 @@ class Impressions:
             self.arm.take(rows),
             self.boundary[rows],
         )
+
+    @classmethod
+    def of(
+        cls,
+        schema: ExampleSchema,
+        request_id: npt.ArrayLike,
+        seen: Snapshot | RequestBatch,
+        *,
+        candidates: Mapping[str, Jagged | Sequence[Sequence[Any]]],
+        context: Mapping[str, Column | Sequence[Any]] | None = None,
+        model_version: str = "",
+        arm: str = "",
+        boundary: npt.ArrayLike | None = None,
+    ) -> Impressions:
+        """Impressions of one model version and arm, from plain lists or columns.
+
+        ``Impressions.of(schema, [1, 2], store.snapshot([7, 9], now_ms), candidates={"item": [[3, 5], [4]]})`` is two
+        requests, of users 7 and 9; the first shows items 3 and 5.
+
+        Args:
+            schema: names and dtypes of the fields.
+            seen: what the requests saw, one each, in the order of ``request_id``.
+            candidates: name -> a row of values for each request.
+            context: name -> a value for each request.
+            boundary: None for the number of recent events of each request.
+
+        Raises:
+            InputError: a name is missing or unknown, or there are more or fewer rows than ids.
+            SchemaError: a value is not of its field's dtype.
+        """
+        ids = np.atleast_1d(np.asarray(request_id, np.int64))
+        snapshots = seen.requests if isinstance(seen, Snapshot) else seen
+        context = context or {}
+        _same_names("context field", context, [f.name for f in schema.context])
+        _same_names("candidate field", candidates, [f.name for f in schema.candidates])
+        columns = {f.name: _as_column(context[f.name], f) for f in schema.context}
+        rows = {f.name: _as_rows(candidates[f.name], f) for f in schema.candidates}
+        _same_length({"seen": snapshots, **columns, **rows}, len(ids))
+        recent = np.asarray(snapshots.inline.lengths if boundary is None else boundary, np.int64)
+        labels = text_column(model_version, len(ids)), text_column(arm, len(ids))
+        return cls(ids, snapshots, columns, _share_offsets(rows), *labels, np.broadcast_to(recent, len(ids)).copy())
 
     @classmethod
     def empty(cls, events: EventSchema, examples: ExampleSchema) -> Impressions:
@@ -301,6 +343,24 @@ def concat_rows(parts: Sequence[Mapping[str, Jagged]]) -> dict[str, Jagged]:
         offsets = np.concatenate([[0], *(r.offsets[1:] + b for r, b in zip(rows, base, strict=True))]).astype(np.int64)
         joined[name] = Jagged(concat_columns([r.column for r in rows]), offsets)
     return _share_offsets(joined)
+
+
+def _as_column(values: Column | Sequence[Any], field: FieldSpec) -> Column:
+    return values if isinstance(values, Column) else Column.from_arrow(_arrow(values, field, None), field.dtype)
+
+
+def _as_rows(rows: Jagged | Sequence[Sequence[Any]], field: FieldSpec) -> Jagged:
+    if isinstance(rows, Jagged):
+        return rows
+    return Jagged.from_arrow(_arrow(rows, field, pa.large_list(ARROW_TYPES[field.dtype])), field.dtype)
+
+
+def _arrow(values: Sequence[Any], field: FieldSpec, kind: pa.DataType | None) -> pa.Array:
+    try:
+        return pa.array(values, kind or ARROW_TYPES[field.dtype])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as e:
+        what = "rows of values" if kind else "values"
+        raise SchemaError(f"field {field.name!r} takes {what} of dtype {field.dtype}: {e}; cast them first") from e
 
 
 def _share_offsets(rows_of: Mapping[str, Jagged]) -> dict[str, Jagged]:

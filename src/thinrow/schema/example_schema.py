@@ -55,6 +55,29 @@ class ExampleSchema:
             if window <= 0:
                 raise SchemaError(f"outcome {name!r} has a window of {window} ms; it must be 1 or more")
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        candidates: Mapping[str, DType],
+        item: str,
+        outcomes: Mapping[str, int],
+        context: Mapping[str, DType] | None = None,
+    ) -> ExampleSchema:
+        """The same from plain mappings: name -> dtype, and outcome -> attribution window in ms.
+
+        ``ExampleSchema.of(candidates={"item": "int64"}, item="item", outcomes={"click": 60_000})``
+
+        Raises:
+            SchemaError: as the constructor.
+        """
+        return cls(
+            context=tuple(FieldSpec(n, d) for n, d in (context or {}).items()),
+            candidates=tuple(FieldSpec(n, d) for n, d in candidates.items()),
+            item=item,
+            outcomes=tuple(outcomes.items()),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict; ``from_dict`` reverses it."""
         return {

@@ -3,11 +3,15 @@
 What happens to a fenced block, by its language and the comment on the line before it:
 
 - ``python``: executed; the blocks of one file share a namespace, in order.
-- ``console``: each line that begins with ``$ `` is a command (a trailing backslash continues it), run by bash; other
-  lines are its output and are not compared. ``bash`` and ``sh``: the whole block is run by bash.
+- ``<!-- output -->``: the block is what the ``python`` block before it prints.
+- ``console``: each line that begins with ``$ `` is a command (a trailing backslash continues it), run by bash; lines
+  after it are its output, standard error included. ``bash`` and ``sh``: the whole block is run by bash.
 - ``<!-- file: NAME -->``: the block, of any language, is written to NAME in the working folder.
 - ``<!-- not run: REASON -->``: the block is left alone.
 - Any other language is left alone.
+
+Output is compared as doctest compares it: ``...`` stands for anything, and runs of white space are equal. A command
+without lines after it may print what it likes.
 
 Commands are ``thinrow`` and a few of the shell's own (``SHELL_WORDS``); another one is an error, so that a block which
 cannot run in a test says so with its reason. Worked example: a file with one ``python`` block ``x = 1`` and a second
@@ -16,6 +20,9 @@ cannot run in a test says so with its reason. Worked example: a file with one ``
 
 from __future__ import annotations
 
+import contextlib
+import doctest
+import io
 import os
 import re
 import shlex
@@ -32,7 +39,8 @@ from thinrow.core.errors import InputError
 SHELL_WORDS = ("thinrow", "python", "cat", "cp", "echo", "head", "ls", "mkdir", "rm")
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+|~~~+) *(?P<language>[\w+-]*)")
-_NOTE = re.compile(r"^ *<!-- *(?P<kind>not run|file): *(?P<value>.*?) *-->$")
+_NOTE = re.compile(r"^ *<!-- *(?P<kind>not run|file|output):? *(?P<value>.*?) *-->$")
+_COMPARED = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _COMMAND_TIMEOUT_S = 300
 
 
@@ -51,6 +59,7 @@ class Snippet:
         code: the block without its fences.
         file: name of the file that the block becomes, or None.
         not_run: why the block is not run, or None.
+        is_output: whether the block is what the block before it prints.
     """
 
     path: Path
@@ -59,13 +68,19 @@ class Snippet:
     code: str
     file: str | None = None
     not_run: str | None = None
+    is_output: bool = False
 
-    def commands(self) -> list[str]:
-        """The shell commands of a ``console``, ``bash`` or ``sh`` block."""
+    def commands(self) -> list[tuple[str, str]]:
+        """The shell commands of a ``console``, ``bash`` or ``sh`` block, each with the output that it shows."""
         if self.language != "console":
-            return [self.code]
-        joined = self.code.replace("\\\n", " ")
-        return [line[2:] for line in joined.splitlines() if line.startswith("$ ")]
+            return [(self.code, "")]
+        found: list[tuple[str, str]] = []
+        for line in self.code.replace("\\\n", " ").splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], ""))
+            elif found:
+                found[-1] = (found[-1][0], found[-1][1] + line + "\n")
+        return found
 
 
 def snippets(path: Path) -> Iterator[Snippet]:
@@ -87,7 +102,7 @@ def snippets(path: Path) -> Iterator[Snippet]:
         end = next((k for k in range(number + 1, len(lines)) if closing.match(lines[k])), None)
         if end is None:
             raise InputError(f"{path}:{number + 1}: the block is never closed; end it with {opening['fence']}")
-        if note and not note["value"]:
+        if note and not note["value"] and note["kind"] != "output":
             raise InputError(f"{path}:{number}: '{note['kind']}:' with nothing after it; say what or why")
         indent = len(opening["indent"])
         yield Snippet(
@@ -97,6 +112,7 @@ def snippets(path: Path) -> Iterator[Snippet]:
             "".join(line[indent:] + "\n" for line in lines[number + 1 : end]),
             note["value"] if note and note["kind"] == "file" else None,
             note["value"] if note and note["kind"] == "not run" else None,
+            note is not None and note["kind"] == "output",
         )
         number, note = end + 1, None
 
@@ -105,47 +121,64 @@ def run_file(path: Path, folder: Path) -> int:
     """Run the blocks of a Markdown file with ``folder`` as the working folder; returns how many were run.
 
     Raises:
-        SnippetError: a block failed.
+        SnippetError: a block failed, or printed something else than the page shows.
         InputError: a block is malformed or has a command that is not allowed.
     """
     module = types.ModuleType(f"snippets_of_{re.sub(r'[^0-9a-zA-Z]', '_', path.stem)}")
     sys.modules[module.__name__] = module
     before = os.getcwd()
-    n_run = 0
+    n_run, printed = 0, None
     try:
         os.chdir(folder)
         for snippet in snippets(path):
-            n_run += _run(snippet, module, folder)
+            if snippet.is_output:
+                if printed is None:
+                    raise InputError(f"{path}:{snippet.line}: output of what? put it after a python block that is run")
+                _compare(f"{path}:{snippet.line}", snippet.code, printed)
+                continue
+            ran, printed = _run(snippet, module, folder)
+            n_run += ran
     finally:
         os.chdir(before)
         del sys.modules[module.__name__]
     return n_run
 
 
-def _run(snippet: Snippet, module: types.ModuleType, folder: Path) -> bool:
+def _run(snippet: Snippet, module: types.ModuleType, folder: Path) -> tuple[bool, str | None]:
+    """Whether the block was run, and what it printed where it is Python."""
     if snippet.not_run is not None:
-        return False
+        return False, None
     if snippet.file is not None:
         target = folder / snippet.file
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(snippet.code, encoding="utf-8")
-        return True
+        return True, None
     if snippet.language == "python":
         # Blank lines before the code give tracebacks the line numbers of the Markdown file.
         code = "\n" * (snippet.line - 1) + snippet.code
+        out = io.StringIO()
         try:
-            exec(compile(code, str(snippet.path), "exec", dont_inherit=True), module.__dict__)
+            with contextlib.redirect_stdout(out):
+                exec(compile(code, str(snippet.path), "exec", dont_inherit=True), module.__dict__)
         except Exception as e:
-            raise SnippetError(f"{snippet.path}:{snippet.line}: {type(e).__name__}: {e}") from e
-        return True
+            raise SnippetError(f"{snippet.path}:{snippet.line}: {type(e).__name__}: {e}\n{out.getvalue()}") from e
+        return True, out.getvalue()
     if snippet.language in ("console", "bash", "sh"):
-        for command in snippet.commands():
-            _shell(snippet, command, folder)
-        return True
-    return False
+        for command, shown in snippet.commands():
+            printed = _shell(snippet, command, folder)
+            if shown.strip():
+                _compare(f"{snippet.path}:{snippet.line}: {command.strip()}", shown, printed)
+        return True, None
+    return False, None
 
 
-def _shell(snippet: Snippet, command: str, folder: Path) -> None:
+def _compare(where: str, shown: str, printed: str) -> None:
+    if not doctest.OutputChecker().check_output(shown, printed, _COMPARED):
+        raise SnippetError(f"{where}: the page shows\n{shown}but this was printed:\n{printed}")
+
+
+def _shell(snippet: Snippet, command: str, folder: Path) -> str:
+    """What the command printed."""
     where = f"{snippet.path}:{snippet.line}"
     for line in command.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
@@ -168,3 +201,4 @@ def _shell(snippet: Snippet, command: str, folder: Path) -> None:
     )
     if done.returncode:
         raise SnippetError(f"{where}: exit status {done.returncode} of: {command.strip()}\n{done.stdout}")
+    return done.stdout

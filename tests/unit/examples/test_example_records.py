@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 from thinrow.core.errors import InputError, SchemaError, UserKindError
 from thinrow.core.users import UserKind
 from thinrow.examples.records import ExampleBatch, Impressions, Outcomes
+from thinrow.history.store import HistoryStore
 from thinrow.jagged import Column, Jagged
-from thinrow.schema.event_schema import ColumnSpec, Trait
+from thinrow.schema.event_schema import ColumnSpec, EventSchema, Trait
+from thinrow.schema.example_schema import ExampleSchema
 from thinrow.testing.examples import (
     event_schema,
     example_schema,
@@ -111,3 +115,52 @@ def test_reading_under_another_schema_names_the_column() -> None:
     table = random_impressions(np.random.default_rng(1), 2, event_schema(), XS).to_arrow(event_schema(), XS)
     with pytest.raises(SchemaError, match="no column 'ctx_c_int8'"):
         Impressions.from_arrow(table.drop_columns("ctx_c_int8"), event_schema(), XS)
+
+
+def test_impressions_from_plain_lists(tmp_path: Path) -> None:
+    events = pa.table({"user": ["a", "b"], "ts": [1, 2], "item": [5, 6]})
+    schema = ExampleSchema.of(
+        context={"hour": "int8", "city": "string"},
+        candidates={"item": "int64", "price": "float32"},
+        item="item",
+        outcomes={"click": 10},
+    )
+    with HistoryStore.create(tmp_path, EventSchema.infer(events.schema, user="user", time="ts"), 2) as store:
+        store.append(events)
+        seen = store.snapshot(["b", "c"], 3)
+        made = Impressions.of(
+            schema,
+            [1, 2],
+            seen,
+            context={"hour": [8, 9], "city": ["Rome", "Oslo"]},
+            candidates={"item": [[5], [6, 7]], "price": [[0.5], [1.5, 2]]},
+            model_version="m",
+        )
+        table = made.to_arrow(store.schema, schema)
+        assert table["cand_item"].to_pylist() == [[5], [6, 7]]
+        assert table["cand_price"].to_pylist() == [[0.5], [1.5, 2]]
+        assert table["ctx_city"].to_pylist() == ["Rome", "Oslo"]
+        assert table["boundary"].to_pylist() == [1, 0]
+        assert made.candidates["item"].offsets is made.candidates["price"].offsets
+        again = Impressions.of(
+            schema, [1, 2], seen.requests, context=made.context, candidates=made.candidates, boundary=3
+        )
+        assert again.boundary.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"candidates": {}}, InputError, "candidate field 'item' is missing"),
+        ({"candidates": {"item": [[1]]}}, InputError, "'item' has 1 rows, but there are 2 ids"),
+        ({"candidates": {"item": [["x"], []]}}, SchemaError, "field 'item' takes rows of values of dtype int64"),
+        ({"context": {"hour": [300, 1]}}, SchemaError, "field 'hour' takes values of dtype int8"),
+        ({"context": {"hour": [1, 1], "day": [1, 1]}}, InputError, "context field 'day' is not in the example schema"),
+    ],
+)
+def test_plain_lists_that_do_not_fit(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    schema = ExampleSchema.of(context={"hour": "int8"}, candidates={"item": "int64"}, item="item", outcomes={"c": 1})
+    seen = random_impressions(np.random.default_rng(3), 2, event_schema(), XS).snapshots
+    good: dict[str, Any] = {"context": {"hour": [1, 2]}, "candidates": {"item": [[1], []]}}
+    with pytest.raises(error, match=message):
+        Impressions.of(schema, [1, 2], seen, **(good | change))
