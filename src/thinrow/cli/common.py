@@ -33,7 +33,9 @@ def parse_time(text: str) -> int:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
-            raise InputError(f"time {text!r} is neither milliseconds nor ISO 8601; write 1500000000000 or 2017-07-14T02:40") from None
+            raise InputError(
+                f"time {text!r} is neither milliseconds nor ISO 8601; write 1500000000000 or 2017-07-14T02:40"
+            ) from None
         value = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
     if value < 0:
         raise InputError(f"time {text!r} is {value} ms; it must be 0 or more")

@@ -16,7 +16,12 @@ _CHUNK_EVENTS = 65_536
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @store_option
 @click.option("--create", is_flag=True, help="Make the store if there is none; needs --schema, or --user and --time.")
-@click.option("--schema", "schema_path", type=click.Path(path_type=Path), help="Schema file: TOML, or Python defining `schema` (which is run).")
+@click.option(
+    "--schema",
+    "schema_path",
+    type=click.Path(path_type=Path),
+    help="Schema file: TOML, or Python defining `schema` (which is run).",
+)
 @click.option("--user", help="Without --schema: the user column; other columns are inferred.")
 @click.option("--time", help="Without --schema: the event time column (timestamp or ms).")
 @click.option("--event-id", help="Without --schema: the column of event ids (appends become idempotent).")

@@ -48,7 +48,12 @@ def command(user: str, store_path: Path, at_text: str | None, newest: int) -> No
         out.print(table)
         for number in generation.segments_of(bucket):
             segment, info = generation.segment(number), generation.segments[number][1]
-            codecs = Table("column", "group", "codecs (stripes)", title=f"{info.name}: {info.n_rows} events, {format_bytes(info.bytes)}")
+            codecs = Table(
+                "column",
+                "group",
+                "codecs (stripes)",
+                title=f"{info.name}: {info.n_rows} events, {format_bytes(info.bytes)}",
+            )
             groups = {c.id: c.group for c in segment.columns}
             for column in segment.meta["columns"]:
                 counts = ", ".join(f"{_CODECS[int(k)]} ({n})" for k, n in column["codec_counts"].items())
@@ -61,5 +66,7 @@ def command(user: str, store_path: Path, at_text: str | None, newest: int) -> No
             built = reconstruct(generation, taken.requests, Projection(max_len=newest))
             shown = Table(*flat_table(built.histories).column_names[1:], title=f"newest {newest} events")
             for row in flat_table(built.histories).to_pylist():
-                shown.add_row(*(format_time(v) if k == "event_ts" else str(v) for k, v in row.items() if k != "user_id"))
+                shown.add_row(
+                    *(format_time(v) if k == "event_ts" else str(v) for k, v in row.items() if k != "user_id")
+                )
             out.print(shown)

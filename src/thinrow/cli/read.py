@@ -16,7 +16,9 @@ from thinrow.cli.common import format_time, parse_time, parse_user, store_option
 @click.option("--newest", type=click.IntRange(min=1), help="Only the newest N events of each user.")
 @click.option("--columns", help="Comma-separated columns; default: all.")
 @click.option("--all-users", is_flag=True, help="Every user of the store.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write Parquet here, one row an event, instead of printing.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Write Parquet here, one row an event, instead of printing."
+)
 def command(
     users: tuple[str, ...],
     store_path: Path,

@@ -39,7 +39,9 @@ def command(store_path: Path, all_generations: bool) -> None:
         found += store.verify_recent()
     for damage in dict.fromkeys(found):
         where = "".join(
-            f", {what} {value!r}" for what, value in (("user", damage.user), ("column", damage.column)) if value is not None
+            f", {what} {value!r}"
+            for what, value in (("user", damage.user), ("column", damage.column))
+            if value is not None
         )
         click.echo(f"damaged: file {damage.file}{where}: {damage.what}", err=True)
     if found:

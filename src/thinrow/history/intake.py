@@ -141,8 +141,8 @@ def _times(array: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         raise InputError(
-            f"time {name!r} is {column.values[row]} in row {row}; it must be 0 or more and under 2^63-2 milliseconds since "
-            "1970: drop or fix the row"
+            f"time {name!r} is {column.values[row]} in row {row}; it must be 0 or more and under 2^63-2 "
+            "milliseconds since 1970: drop or fix the row"
         )
     return column.values
 

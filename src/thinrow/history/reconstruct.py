@@ -100,8 +100,8 @@ def _verify(generation: Generation, batch: RequestBatch, window: Window, archive
     if behind.any():
         i = int(np.flatnonzero(behind)[0])
         raise InputError(
-            f"request {i} of user {batch.users[i]!r} pinned arrivals up to {versions['last_arrival'][i]}, but generation "
-            f"{generation.number} holds them only up to {window.pieces.watermark[window.user_of[i]]}; "
+            f"request {i} of user {batch.users[i]!r} pinned arrivals up to {versions['last_arrival'][i]}, but "
+            f"generation {generation.number} holds them only up to {window.pieces.watermark[window.user_of[i]]}; "
             "reconstruct from a later generation"
         )
     count, digest, start, end = window.summarize()
@@ -119,8 +119,8 @@ def _verify(generation: Generation, batch: RequestBatch, window: Window, archive
         i = int(np.flatnonzero(wrong)[0])
         user = batch.users[i]
         raise VersionMismatch(
-            f"request {i} at {batch.request_ts[i]} ms saw {versions['seq_len'][i]} archived events and {known[i]} since "
-            f"archived, but generation {generation.number} rebuilds {count[i]}"
+            f"request {i} at {batch.request_ts[i]} ms saw {versions['seq_len'][i]} archived events and {known[i]} "
+            f"since archived, but generation {generation.number} rebuilds {count[i]}"
             f"{'' if count[i] != versions['seq_len'][i] + known[i] else ' others'}",
             file=f"manifests/{generation.number:020d}.json",
             user=user if isinstance(user, str) else int(user),

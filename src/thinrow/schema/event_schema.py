@@ -328,7 +328,8 @@ def _guess(field: pa.Field) -> tuple[DType, Trait]:
     if name in DTYPES:
         return name, Trait.NUMERIC if name.startswith("float") else Trait.ID
     raise SchemaError(
-        f"column {field.name!r} has type {field.type}, which has no counterpart; cast it to one of {', '.join(DTYPES)} or leave it out"
+        f"column {field.name!r} has type {field.type}, which has no counterpart; "
+        f"cast it to one of {', '.join(DTYPES)} or leave it out"
     )
 
 

@@ -190,8 +190,8 @@ def _prove(expected: dict[str, int], info: SegmentInfo, name: str) -> None:
 def _joined(
     base: Generation, older: Sequence[int], merged: Sequence[int], new: NewEvents, schema: EventSchema
 ) -> tuple[Events, Hides]:
-    """Events of the merged segments and the new ones, hides applied; and the hides that name events of older
-    segments.""" columns = [c for c in stored_columns(schema) if c.group != KEYS_GROUP]
+    """Events of the merged segments and the new ones, hides applied; and the hides of events of older segments."""
+    columns = [c for c in stored_columns(schema) if c.group != KEYS_GROUP]
     view = base.only(merged)
     held = [view.segment(i).pieces.keys(np.arange(view.segment(i).pieces.n_records)) for i in range(len(merged))]
     users = np.unique(np.concatenate([new.events.users, *held])) if merged else new.events.users

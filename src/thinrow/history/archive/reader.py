@@ -425,8 +425,8 @@ class RowReader:
         return self._needed
 
     def _fetch_now(self, group: str) -> _Chunks:
-        """Read the chunks of all runs into one buffer, segments of one stream layout after another, and check
-        headers.""" since = time.perf_counter()
+        """Read the chunks of all runs into one buffer, by stream layout and segment, and check their headers."""
+        since = time.perf_counter()
         of_run = np.full(len(self.piece), -1, np.int64)
         needed = [n for n in self._stripes_needed() if group in n.segment.groups]
         needed.sort(key=lambda n: (n.segment.n_streams(group), n.number))

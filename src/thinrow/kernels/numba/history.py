@@ -419,8 +419,8 @@ def runs_of_rows(run_off: Ints, n_rows: Ints, first: Ints, last: Ints) -> tuple[
 
 @njit
 def cut_stripes(lengths: Ints, stripe_rows: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Pieces of users with ``lengths`` rows each (format section 2): user, rows, stripe, first row within the
-    stripe.""" n = 0
+    """Pieces of users with ``lengths`` rows each (format section 2): user, rows, stripe, row within the stripe."""
+    n = 0
     for u in range(len(lengths)):
         n += max(1, (lengths[u] + stripe_rows - 1) // stripe_rows) if lengths[u] > 0 else 0
     user = np.empty(n, np.int64)
