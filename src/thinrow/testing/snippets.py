@@ -128,6 +128,7 @@ def run_file(path: Path, folder: Path) -> int:
     sys.modules[module.__name__] = module
     before = os.getcwd()
     n_run, printed = 0, None
+    path = path.absolute()
     try:
         os.chdir(folder)
         for snippet in snippets(path):
