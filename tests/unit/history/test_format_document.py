@@ -1,0 +1,366 @@
+"""A reader written from docs/format/archive-v1.md alone: the document says what the files hold.
+
+It shares no code with thinrow: ``struct``, ``json`` and ``zstandard``, one value at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import zstandard
+
+from thinrow.history.store import HistoryStore
+from thinrow.schema import EventSchema
+
+MASK = (1 << 64) - 1
+NEVER = (1 << 63) - 1
+HEAD, TAIL = struct.Struct("<8sH6s"), struct.Struct("<QIIH6s8s")
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def mix64(x: int) -> int:
+    x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ x >> 27) * 0x94D049BB133111EB) & MASK
+    return x ^ x >> 31
+
+
+def fold(value: bytes) -> int:
+    h, padded = len(value), value + bytes(-len(value) % 8)
+    for at in range(0, len(padded), 8):
+        h = mix64(h ^ int.from_bytes(padded[at : at + 8], "little"))
+    return h
+
+
+def unpack(data: bytes, n: int, width: int) -> list[int]:
+    bits = int.from_bytes(data, "little")
+    assert len(data) == (8 * -(-n * width // 64) + 8 if n * width else 8) or width == 0
+    return [bits >> i * width & (1 << width) - 1 for i in range(n)]
+
+
+def u64s(data: bytes, at: int, n: int) -> list[int]:
+    return list(struct.unpack_from(f"<{n}Q", data, at))
+
+
+class Document:
+    """One segment file, decoded: ``rows`` in file order, each (user, {column: value})."""
+
+    def __init__(self, path: Path) -> None:
+        self.data = data = path.read_bytes()
+        magic, version, zeros = HEAD.unpack_from(data)
+        assert (magic, version, zeros) == (b"THINROW\0", 1, bytes(6))
+        at, length, crc, version, zeros, magic = TAIL.unpack_from(data, len(data) - TAIL.size)
+        assert (version, zeros, magic, at + length + TAIL.size) == (1, bytes(6), b"THINROW\0", len(data))
+        text = data[at : at + length]
+        assert crc32c(text) == crc
+        self.meta: dict[str, Any] = json.loads(text)
+        self.sections: dict[str, list[int | None]] = self.meta["sections"]
+        self._no_gaps(at)
+        self.stripes = self._records("stripes", 8 + 16 * len(self.meta["groups"]))
+        self.pieces = self._records("pieces", 64)
+        self.dictionaries = {c["id"]: self._dictionary(c) for c in self.meta["columns"]}
+        self.values = self._columns()
+        self.rows = self._rows()
+
+    def _no_gaps(self, meta_at: int) -> None:
+        names = [f"group:{g['name']}" for g in self.meta["groups"]]
+        names += ["dictionaries", "hides", "pieces", "pieces.directory", "stripes", "stripes.directory"]
+        assert list(self.sections) == names
+        place = HEAD.size
+        for offset, length, crc in self.sections.values():
+            assert offset == place
+            assert length is not None
+            assert crc is None or crc32c(self.data[offset : offset + length]) == crc
+            place += length
+        assert place == meta_at
+
+    def section(self, name: str) -> bytes:
+        offset, length, _ = self.sections[name]
+        assert offset is not None
+        assert length is not None
+        return self.data[offset : offset + length]
+
+    def _records(self, name: str, size: int) -> list[tuple[bytes, bytes, Any]]:
+        """(record, heap of its page, first key of the page) of every record."""
+        directory = self.section(f"{name}.directory")
+        n_pages, n_records = u64s(directory, 0, 2)
+        keyed = name == "pieces"
+        text = keyed and self.meta["user_kind"] == "string"
+        row_bytes = 24 + (16 if text else 8 if keyed else 0)
+        found = []
+        for p in range(n_pages):
+            row = directory[16 + p * row_bytes : 16 + (p + 1) * row_bytes]
+            offset, length, crc, first = struct.unpack_from("<QIIQ", row)
+            assert first == len(found)
+            assert length <= 16_384
+            assert length % 8 == 0
+            page = self.data[offset : offset + length]
+            assert crc32c(page) == crc
+            n, heap_bytes = struct.unpack_from("<II", page)
+            heap = page[8 + n * size : 8 + n * size + heap_bytes]
+            key: Any = None
+            if text:
+                start, size_of_key = struct.unpack_from("<QQ", row, 24)
+                keys = directory[16 + n_pages * row_bytes :]
+                key = keys[start : start + size_of_key].decode()
+            elif keyed:
+                (key,) = struct.unpack_from("<q", row, 24)
+            found += [(page[8 + i * size : 8 + (i + 1) * size], heap, key if i == 0 else None) for i in range(n)]
+        assert len(found) == n_records
+        return found
+
+    def _dictionary(self, column: dict[str, Any]) -> list[Any] | None:
+        where = column["dictionary"]
+        if not where:
+            return None
+        data = self.section("dictionaries")[where["offset"] : where["offset"] + where["length"]]
+        assert crc32c(data) == where["crc"]
+        if column["dtype"] not in ("string", "binary"):
+            return u64s(data, 0, where["n"])
+        bounds, heap = u64s(data, 0, where["n"] + 1), data[8 * (where["n"] + 1) :]
+        return [heap[a:b] for a, b in itertools.pairwise(bounds)]
+
+    def _columns(self) -> dict[int, list[Any]]:
+        """Column id -> words, bytes or None, in file order."""
+        by_id = {c["id"]: c for c in self.meta["columns"]}
+        values: dict[int, list[Any]] = {i: [] for i in by_id}
+        for record, _, _ in self.stripes:
+            n_rows, reserved = struct.unpack_from("<II", record)
+            assert reserved == 0
+            for g, group in enumerate(self.meta["groups"]):
+                offset, length, header_crc = struct.unpack_from("<QII", record, 8 + 16 * g)
+                streams = [c for i in group["columns"] for c in [by_id[i]] * (2 if by_id[i]["nullable"] else 1)]
+                chunk = self.data[offset : offset + length]
+                blocks = self._blocks(chunk, len(streams), header_crc)
+                nulls: list[int] = []
+                for k, column in enumerate(streams):
+                    if column["nullable"] and (k + 1 < len(streams) and streams[k + 1] is column and not nulls):
+                        nulls = self._decode(*blocks[k], n_rows, None, 1)
+                        continue
+                    values[column["id"]] += self._values(blocks[k], column, n_rows, nulls)
+                    nulls = []
+        return values
+
+    def _blocks(self, chunk: bytes, n: int, header_crc: int) -> list[tuple[int, int, bytes]]:
+        header = chunk[: (12 * n + 7) // 8 * 8]
+        assert crc32c(header) == header_crc
+        at, found = len(header), []
+        for k in range(n):
+            codec, width, reserved, length, crc = struct.unpack_from("<BBHII", header, 12 * k)
+            block = chunk[at : at + length]
+            assert reserved == 0
+            assert length % 8 == 0
+            assert crc32c(block) == crc
+            found.append((codec, width, block))
+            at += length
+        assert at == len(chunk)
+        return found
+
+    def _values(
+        self, block: tuple[int, int, bytes], column: dict[str, Any], n_rows: int, nulls: list[int]
+    ) -> list[Any]:
+        dictionary, dtype = self.dictionaries[column["id"]], column["dtype"]
+        if dtype in ("string", "binary"):
+            if dictionary is None:
+                found = self._strings(block, n_rows)
+            else:
+                found = [dictionary[code] for code in self._decode(*block, n_rows, None, 4)]
+        else:
+            found = self._decode(*block, n_rows, dictionary, np.dtype(dtype).itemsize, dtype.startswith("int"))
+        return [None if nulls and nulls[i] else v for i, v in enumerate(found)]
+
+    @staticmethod
+    def _strings(block: tuple[int, int, bytes], n_rows: int) -> list[bytes]:
+        codec, _, data = block
+        assert codec == 7
+        raw_length, frame_length = u64s(data, 0, 2)
+        raw = zstandard.decompress(data[16 : 16 + frame_length])
+        assert len(raw) == raw_length
+        lengths, at, found = struct.unpack_from(f"<{n_rows}I", raw), 4 * n_rows, []
+        for length in lengths:
+            found.append(raw[at : at + length])
+            at += length
+        assert at == len(raw)
+        return found
+
+    @staticmethod
+    def _decode(
+        codec: int, width: int, block: bytes, n: int, dictionary: list[int] | None, itemsize: int, signed: bool = False
+    ) -> list[int]:
+        if codec == 0:
+            return [0] * n
+        if codec == 1:
+            return u64s(block, 0, 1) * n
+        if codec == 2:
+            base, scale = u64s(block, 0, 2)
+            return [(base + q * scale) & MASK for q in unpack(block[16:], n, width)]
+        if codec == 3:
+            step, scale = u64s(block, 0, 2)
+            n_restarts, zero = struct.unpack_from("<II", block, 16)
+            assert zero == 0
+            at = 24 + (4 * n_restarts + 7) // 8 * 8
+            restart = dict(
+                zip(struct.unpack_from(f"<{n_restarts}I", block, 24), u64s(block, at, n_restarts), strict=True)
+            )
+            found: list[int] = []
+            for r, q in enumerate(unpack(block[at + 8 * n_restarts :], n, width)):
+                found.append(restart[r] if r in restart else (found[-1] + step + q * scale) & MASK)
+            return found
+        if codec == 4:
+            assert dictionary is not None
+            return [dictionary[code] for code in unpack(block, n, width)]
+        if codec == 5:
+            m, zero = struct.unpack_from("<II", block)
+            local = u64s(block, 8, m)
+            assert zero == 0
+            assert local == sorted(local)
+            return [local[code] for code in unpack(block[8 + 8 * m :], n, width)]
+        assert codec == 6
+        assert width == 8 * itemsize
+        plain = [int.from_bytes(block[i * itemsize : (i + 1) * itemsize], "little") for i in range(n)]
+        top = 1 << 8 * itemsize - 1
+        return [v - 2 * top & MASK if signed and v >= top else v for v in plain]
+
+    def _rows(self) -> list[tuple[Any, dict[int, Any]]]:
+        starts = np.cumsum([0, *(struct.unpack_from("<I", r)[0] for r, _, _ in self.stripes)])
+        rows: list[tuple[Any, dict[int, Any]]] = []
+        ends = []
+        for record, heap, page_key in self.pieces:
+            first_ts, last_ts, max_arrival, min_hidden, digest = struct.unpack_from("<qqqqQ", record, 8)
+            stripe, row, n_rows, flags = struct.unpack_from("<IIII", record, 48)
+            user: Any = struct.unpack_from("<q", record)[0]
+            if self.meta["user_kind"] == "string":
+                offset, length = struct.unpack_from("<II", record)
+                user = heap[offset : offset + length].decode()
+            assert flags == 0
+            assert page_key in (None, user)
+            at = int(starts[stripe]) + row
+            assert at == len(rows)
+            piece = [{i: v[k] for i, v in self.values.items()} for k in range(at, at + n_rows)]
+            assert (piece[0][-1], piece[-1][-1]) == (first_ts, last_ts)
+            assert max(e[-2] for e in piece) == max_arrival
+            assert min(e[-3] for e in piece) == min_hidden
+            assert sum(identity(e) for e in piece) & MASK == digest
+            rows += [(user, e) for e in piece]
+            ends.append((user, first_ts))
+        assert ends == sorted(ends)
+        assert len(rows) == self.meta["n_rows"] == starts[-1]
+        return rows
+
+
+def identity(event: dict[int, Any]) -> int:
+    return mix64((mix64((event[-1] + 0x9E3779B97F4A7C15) & MASK) + event[-2]) & MASK)
+
+
+def content_digest(rows: list[tuple[Any, dict[int, Any]]], column_id: int) -> int:
+    total = 0
+    for _, event in rows:
+        value = event[column_id]
+        word = 0xA5A5A5A5A5A5A5A5 if value is None else fold(value) if isinstance(value, bytes) else value
+        total += mix64(identity(event) ^ mix64((column_id * 0x9E3779B97F4A7C15 + word) & MASK))
+    return total & MASK
+
+
+def _events(kind: str, n: int, corrects: bool) -> pa.Table:
+    """Events that draw on every codec: constants, steps, few and many distinct values, nulls, long strings."""
+    rng = np.random.default_rng(5)
+    users = np.concatenate([np.full(n // 2, 3), rng.integers(-4, 4, n - n // 2)])
+    ts = np.cumsum(rng.integers(0, 3, n)) * 1000
+    texts = [f"{x:032x}" * 2 for x in rng.integers(0, 1 << 62, n)]
+    return pa.table(
+        {
+            "user": pa.array([f"user {u}é" for u in users] if kind == "string" else users),
+            "ts": np.where(rng.random(n) < 0.05, ts // 2, ts),
+            "id": [f"e{i}" for i in range(n)],
+            "corrects": [
+                f"e{i - 1}" if corrects and i and users[i] == users[i - 1] and i % 50 == 0 else None for i in range(n)
+            ],
+            "constant": np.full(n, -7, np.int16),
+            "zero": np.zeros(n, np.int32),
+            "steps": np.arange(n, dtype=np.int64) * 10 + 5,
+            "few": rng.choice(rng.integers(-(1 << 62), 1 << 62, 6), n),
+            "some": rng.choice(rng.integers(-(1 << 62), 1 << 62, 300), n),
+            "wide": rng.integers(-(1 << 63), 1 << 63, n),
+            "small": rng.integers(-128, 128, n).astype(np.int8),
+            "price": pa.array(rng.random(n).astype(np.float32), mask=rng.random(n) < 0.2),
+            "city": pa.array(rng.choice(["Oslo", "Rome", "São Paulo", ""], n), mask=rng.random(n) < 0.1),
+            "text": pa.array([None if i % 7 == 0 else t for i, t in enumerate(texts)]),
+        }
+    )
+
+
+@pytest.mark.parametrize("kind", ["int64", "string"])
+def test_the_document_describes_the_files(tmp_path: Path, kind: str) -> None:
+    table = _events(kind, 2_400, corrects=True)
+    schema = EventSchema.infer(
+        table.schema,
+        user="user",
+        time="ts",
+        event_id="id",
+        supersedes="corrects",
+        groups={"numbers": ["constant", "zero", "steps", "few", "some", "wide", "small"], "others": ["city", "text"]},
+    )
+    with HistoryStore.create(tmp_path, schema, 2) as store:
+        arrivals = store.append(table).arrivals
+        store.compact(full=True)
+        infos = store.pin().segments
+    events = table.to_pylist()
+    hidden = {(e["user"], e["corrects"]): int(a) for e, a in zip(events, arrivals, strict=True) if e["corrects"]}
+    expected = sorted(
+        (e["user"], e["ts"], int(a), hidden.get((e["user"], e["id"]), NEVER), e)
+        for e, a in zip(events, arrivals, strict=True)
+    )
+    read: list[Any] = []
+    codecs: set[int] = set()
+    for _, info in infos:
+        document = Document(tmp_path / "archive" / info.name)
+        assert document.meta["digests"] == {k: str(v) for k, v in info.digests.items()}
+        assert document.meta["digests"]["identity"] == str(sum(identity(e) for _, e in document.rows) & MASK)
+        for column in document.meta["columns"]:
+            codecs |= {int(c) for c in column["codec_counts"]}
+            assert document.meta["digests"][str(column["id"])] == str(content_digest(document.rows, column["id"]))
+        read += document.rows
+    assert codecs == set(range(8))
+    read.sort(key=lambda r: (r[0], r[1][-1], r[1][-2]))
+    for (user, got), (want_user, ts, arrival, hidden_from, event) in zip(read, expected, strict=True):
+        assert (user, got[-1], got[-2], got[-3], got[-4]) == (want_user, ts, arrival, hidden_from, event["id"].encode())
+        for column in schema.columns:
+            value = event[column.name]
+            if isinstance(value, str):
+                value = value.encode()
+            elif isinstance(value, float):
+                value = int(np.float32(value).view(np.uint32))
+            elif value is not None:
+                value &= MASK
+            assert got[column.id] == value, column.name
+
+
+def test_the_manifest_is_as_documented(tmp_path: Path) -> None:
+    table = _events("int64", 40, corrects=False)
+    schema = EventSchema.infer(table.drop_columns(["corrects"]).schema, user="user", time="ts", event_id="id")
+    with HistoryStore.create(tmp_path, schema, 2) as store:
+        store.append(table)
+        store.compact()
+    path = tmp_path / "archive" / "manifests" / "00000000000000000002.json"
+    envelope = json.loads(path.read_text())
+    body = envelope["body"]
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    assert (envelope["format"], envelope["crc32c"]) == (1, crc32c(canonical))
+    assert set(body) == {"generation", "n_buckets", "schema", "created_ms", "segments", "note"}
+    assert (body["generation"], body["n_buckets"], len(body["segments"])) == (2, 2, 2)
+    assert set(body["segments"][0][0]) == {"name", "bytes", "n_rows", "n_users", "digests"}
+    assert sum(s["n_rows"] for bucket in body["segments"] for s in bucket) == 40
