@@ -94,10 +94,17 @@ def compact(
             if attempt == _MAX_TRIES - 1:
                 raise
             continue
-        for members, through in done:
-            recent.trim(members, through)
+        recent.trim(*_joined_bounds(done, base))
         return CompactReport(generation.number, totals[0], totals[1], len(generation.segments))
     raise AssertionError("unreachable")
+
+
+def _joined_bounds(done: Sequence[tuple[Users, Ints]], base: Generation) -> tuple[Users, Ints]:
+    """The users of all buckets and the arrivals through which they are archived: one trim, one transaction."""
+    users = [u for u, _ in done if len(u)]
+    if not users:
+        return as_users([], base.schema.user_kind), np.empty(0, np.int64)
+    return as_users(np.concatenate(users)), np.concatenate([t for u, t in done if len(u)])
 
 
 def discard(archive: Archive, base: Generation, lists: Iterable[Sequence[SegmentInfo]]) -> None:

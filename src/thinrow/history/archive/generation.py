@@ -19,6 +19,7 @@ from thinrow.history.archive.writer import SegmentInfo
 from thinrow.schema import EventSchema
 from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import ObjectStore
+from thinrow.storage.pages import PageCache
 
 MAX_BUCKETS = 65_536
 
@@ -71,8 +72,8 @@ class Generation:
         return self._by_bucket.get(bucket, [])
 
     def segment(self, number: int) -> Segment:
-        """The opened segment. Raises CorruptionError or ObjectNotFound."""
-        return self._archive.open_segment(self.segments[number][1].name)
+        """The opened segment. Raises CorruptionError (also where the file is another segment) or ObjectNotFound."""
+        return self._archive.open_segment(*self.segments[number])
 
     def dictionary(self, spec: StoredColumn) -> ColumnDictionary:
         """The column's dictionaries over all segments, united once per generation."""
@@ -99,6 +100,7 @@ class Archive:
         self._clock = clock
         self._lock = threading.Lock()
         self._open: dict[str, Segment] = {}
+        self._pages = PageCache()
         self._pinned: Generation | None = None
 
     @classmethod
@@ -139,14 +141,15 @@ class Archive:
         """Numbers of all generations, oldest first."""
         return self._log.list()
 
-    def open_segment(self, name: str) -> Segment:
+    def open_segment(self, bucket: int, info: SegmentInfo) -> Segment:
         """The opened segment, kept open while the newest generation holds it."""
         with self._lock:
-            found = self._open.get(name)
+            found = self._open.get(info.name)
         if found is None:
-            found = Segment(self.objects, name)
+            found = Segment(self.objects, info.name, self._pages)
+            found.require(bucket, info)
             with self._lock:
-                found = self._open.setdefault(name, found)
+                found = self._open.setdefault(info.name, found)
         return found
 
     def commit(

@@ -254,7 +254,7 @@ class RowReader:
         Raises:
             CorruptionError: a block is damaged (names file, user and column).
         """
-        parts = {int(s): self.generation.segment(int(s)).stream_of(spec.id) for s in np.unique(self.segment)}
+        parts = {n.number: n.segment.stream_of(spec.id) for n in self._stripes_needed()}
         values = np.zeros(self.total, np.int32 if spec.is_bytes else spec.dtype)
         null = np.zeros(self.total, np.int8)
         missing = [s for s, part in parts.items() if part is None]
@@ -418,7 +418,7 @@ class RowReader:
             order = np.argsort(self.segment, kind="stable")
             numbers, starts = np.unique(self.segment[order], return_index=True)
             self._needed = []
-            for s, runs in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+            for s, runs in zip(numbers.tolist(), np.split(order, starts[1:]), strict=False):
                 stripes, inverse = np.unique(self.stripe[runs], return_inverse=True)
                 segment = self.generation.segment(s)
                 self._needed.append(_Needed(s, segment, runs, inverse, stripes, segment.stripes.take(stripes)))
@@ -505,6 +505,10 @@ def unite(segments: Sequence[Segment], spec: StoredColumn) -> ColumnDictionary:
     for segment in segments:
         part = segment.stream_of(spec.id)
         found.append(None if part is None else segment.dictionary(part[2]))
+    if len(found) == 1 and isinstance(found[0], pa.Array):
+        same = np.arange(len(found[0]), dtype=np.int32)
+        one = np.array([len(same)], np.int64)
+        return ColumnDictionary(np.empty(0, np.uint64), same, found[0], np.zeros(1, np.int64), one)
     n = np.array([0 if d is None else len(d) for d in found], np.int64)
     offset = np.concatenate([[0], np.cumsum(n)]).astype(np.int64)[:-1]
     if not spec.is_bytes:

@@ -13,20 +13,24 @@ import pyarrow as pa
 from thinrow.core.errors import CorruptionError
 from thinrow.core.users import UserKind
 from thinrow.history.archive.layout import PIECE_DTYPE, StoredColumn, groups_of, stored_columns, stripe_dtype
-from thinrow.history.archive.writer import Hides
+from thinrow.history.archive.writer import Hides, SegmentInfo
 from thinrow.jagged import HIDE_DTYPE
 from thinrow.kernels import kernel
 from thinrow.schema import EventSchema
 from thinrow.storage.container import Container
 from thinrow.storage.objects import ObjectStore
-from thinrow.storage.pages import PagedTable
+from thinrow.storage.pages import PageCache, PagedTable
 
 
 class Segment:
     """One immutable segment file, opened. Safe to share between threads."""
 
-    def __init__(self, objects: ObjectStore, name: str) -> None:
-        """Open and check head, tail and meta. Raises CorruptionError, NewerFormatError or ObjectNotFound."""
+    def __init__(self, objects: ObjectStore, name: str, cache: PageCache | None = None) -> None:
+        """Open and check head, tail and meta; index pages go through ``cache``.
+
+        Raises:
+            CorruptionError, NewerFormatError or ObjectNotFound.
+        """
         self.objects, self.name = objects, name
         self.container = Container.open(objects, name)
         self.meta: dict[str, Any] = self.container.meta
@@ -40,24 +44,44 @@ class Segment:
         except (KeyError, TypeError, ValueError) as e:
             raise CorruptionError(f"segment meta is not a segment's: {e}", file=name) from e
         self.user_kind = kind
-        self.pieces = PagedTable.open(objects, self.container, "pieces", PIECE_DTYPE, kind)
-        self.stripes = PagedTable.open(objects, self.container, "stripes", stripe_dtype(len(self.groups)), None)
+        self.pieces = PagedTable.open(objects, self.container, "pieces", PIECE_DTYPE, kind, cache)
+        self.stripes = PagedTable.open(objects, self.container, "stripes", stripe_dtype(len(self.groups)), None, cache)
+        self._width: dict[str, int] = {}
+        self._streams: dict[int, tuple[str, int, StoredColumn]] = {}
+        for column in self.columns:
+            self._width[column.group] = self._width.get(column.group, 0) + column.n_streams
+            self._streams[column.id] = column.group, self._width[column.group] - 1, column
         self._lock = threading.Lock()
         self._hides: Hides | None = None
         self._loaded: dict[int, npt.NDArray[np.uint64] | pa.Array | None] = {}
 
+    def require(self, bucket: int, info: SegmentInfo) -> None:
+        """Hold the segment to what a manifest says of it: a sound file in another one's place would hide users.
+
+        Raises:
+            CorruptionError: it is another segment.
+        """
+        meta = self.meta
+        found = {
+            "bucket": meta.get("bucket"),
+            "bytes": self.container.size,
+            "n_rows": self.n_rows,
+            "digests": meta.get("digests"),
+        }
+        wanted = {"bucket": bucket, "bytes": info.bytes, "n_rows": info.n_rows, "digests": info.to_dict()["digests"]}
+        for what, value in wanted.items():
+            if found[what] != value:
+                raise CorruptionError(
+                    f"it is not the segment of the manifest: {what} is {found[what]}, not {value}", file=self.name
+                )
+
     def stream_of(self, column_id: int) -> tuple[str, int, StoredColumn] | None:
         """Group, index of the value stream within the group's chunk, and spec; None where the column is not stored."""
-        at: dict[str, int] = {}
-        for column in self.columns:
-            at[column.group] = at.get(column.group, 0) + column.n_streams
-            if column.id == column_id:
-                return column.group, at[column.group] - 1, column
-        return None
+        return self._streams.get(column_id)
 
     def n_streams(self, group: str) -> int:
         """Blocks in each of the group's chunks."""
-        return sum(c.n_streams for c in self.columns if c.group == group)
+        return self._width[group]
 
     def stream_names(self, group: str) -> list[str]:
         """Column name of each stream of a group."""
