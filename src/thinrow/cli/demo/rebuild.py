@@ -22,6 +22,8 @@ from thinrow.jagged import Column, SharedHistories
 
 #: How many of the newest events are rebuilt; None for all.
 LENGTHS: tuple[int | None, ...] = (16, 128, 1_024, None)
+#: Examples of a base batch, about as many as a row group of fat rows holds; four of them make a shuffled batch.
+_BASE_ROWS = 1_024
 
 
 def length_name(newest: int | None) -> str:
@@ -52,7 +54,13 @@ class Rebuild:
     def reader(self, newest: int | None, *, verify: bool = True) -> Loader:
         """The batch reader of a pass."""
         return loader(
-            self._generation, self._table, max_len=newest, seed=self._seed, threads=self._threads, verify=verify
+            self._generation,
+            self._table,
+            max_len=newest,
+            seed=self._seed,
+            threads=self._threads,
+            verify=verify,
+            base_rows=_BASE_ROWS,
         )
 
     def shared(self, newest: int | None, *, verify: bool = True) -> tuple[Rate, Loader]:
