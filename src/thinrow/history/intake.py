@@ -51,6 +51,10 @@ def check_table(table: pa.Table, schema: EventSchema) -> CheckedEvents:
         InputError: a null or negative time, a null or empty user.
         DuplicateEventError: one event id twice.
     """
+    if not isinstance(table, pa.Table):
+        raise InputError(
+            f"events are a {type(table).__name__}; pass a pyarrow.Table (of pandas: pyarrow.Table.from_pandas(frame))"
+        )
     users = _users(_get(table, schema.user_column, "user"), schema)
     event_ts = _times(_get(table, schema.time_column, "time"), schema.time_column)
     columns = {}
@@ -81,6 +85,25 @@ def check_table(table: pa.Table, schema: EventSchema) -> CheckedEvents:
         None if event_ids is None else event_ids.take(order),
         None if supersedes is None else supersedes.take(order),
     )
+
+
+def request_times(request_ts: object, n: int) -> npt.NDArray[np.int64]:
+    """(n,) int64 ms of n requests: one time for all or one each, as integer milliseconds or ``datetime64`` of any unit.
+
+    Raises:
+        InputError: times of another type, or neither one nor n of them.
+    """
+    times = np.asarray(request_ts)
+    if times.dtype.kind == "M" and not np.isnat(times).any():
+        times = times.astype("datetime64[ms]").view(np.int64)
+    if times.dtype.kind not in "iu":
+        first = times.ravel()[0] if times.size else request_ts
+        raise InputError(
+            f"request time {first!r} is of {times.dtype}; pass integer milliseconds since 1970, or datetime64"
+        )
+    if times.ndim > 1 or (times.ndim == 1 and len(times) != n):
+        raise InputError(f"{times.size} request times for {n} users; give one for all, or one for each")
+    return np.broadcast_to(times.astype(np.int64), n).copy()
 
 
 def _get(table: pa.Table, name: str, role: str) -> pa.ChunkedArray:

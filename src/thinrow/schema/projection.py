@@ -25,6 +25,9 @@ class Projection:
     horizon_ms: int | None = None
 
     def __post_init__(self) -> None:
+        for name, names in (("columns", self.columns), ("groups", self.groups)):
+            if isinstance(names, str):
+                raise InputError(f"{name}={names!r} is one string; give a tuple of names: {name}=({names!r},)")
         for name, value, least in (("max_len", self.max_len, 1), ("horizon_ms", self.horizon_ms, 0)):
             if value is not None and value < least:
                 raise InputError(f"{name}={value}; it must be {least} or more, or None for no bound")
