@@ -17,19 +17,22 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from thinrow.core.clock import Clock, system_clock
-from thinrow.core.errors import CorruptionError, InputError, StoreExists, StoreNotFound
+from thinrow.core.errors import InputError, StoreExists, StoreNotFound
 from thinrow.core.users import Users, as_users
 from thinrow.history.archive.compact import CompactReport, Progress, compact
 from thinrow.history.archive.find import find_event
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.load import bulk_load
-from thinrow.history.archive.verify import Damage, as_damage
+from thinrow.history.archive.reader import look_up
+from thinrow.history.archive.verify import Damage
 from thinrow.history.intake import CheckedEvents, check_table
 from thinrow.history.recent.lmdb import LmdbRecent
 from thinrow.history.recent.tier import AppendResult, RecentTier
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.snapshot import MAX_INLINE_EVENTS, Snapshot, take_snapshot
+from thinrow.history.verify import verify_recent
 from thinrow.schema import EventSchema, Projection
+from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import LocalObjects
 
 DEFAULT_BUCKETS = 16
@@ -41,6 +44,12 @@ class HistoryStore:
     def __init__(self, path: Path, archive: Archive, recent: RecentTier, max_inline: int = MAX_INLINE_EVENTS) -> None:
         """Join parts that are open already; ``create`` and ``open`` make them."""
         self.path, self.archive, self.recent, self.max_inline = path, archive, recent, max_inline
+        self._counters_known = False
+
+    @staticmethod
+    def exists(path: str | Path) -> bool:
+        """Whether a store is at ``path``: its first manifest is what makes it one."""
+        return bool(ManifestLog(LocalObjects(Path(path) / "archive")).list())
 
     @classmethod
     def create(
@@ -64,16 +73,20 @@ class HistoryStore:
             InputError: ``n_buckets`` is out of bounds.
         """
         path = Path(path)
-        if (path / "archive" / "manifests").is_dir():
+        if cls.exists(path):
             raise StoreExists(f"a store is at {path} already; open it, or choose another path")
         archive = Archive.create(LocalObjects(path / "archive"), schema, n_buckets, clock)
-        return cls(path, archive, LmdbRecent(path / "recent", schema, sync=sync))
+        try:
+            return cls(path, archive, _new_tier(path / "recent", schema, sync))
+        except BaseException:
+            archive.destroy()
+            raise
 
     @classmethod
     def open(cls, path: str | Path, *, sync: bool = True, clock: Clock = system_clock) -> HistoryStore:
         """Open a store. Raises StoreNotFound, NewerFormatError or CorruptionError."""
         path = Path(path)
-        if not (path / "archive" / "manifests").is_dir():
+        if not cls.exists(path):
             raise StoreNotFound(
                 f"no store at {path}; create one: thinrow ingest FILE --store {path} --create --schema ..."
             )
@@ -102,9 +115,21 @@ class HistoryStore:
 
     def append_checked(self, events: CheckedEvents) -> AppendResult:
         """Append events that ``check_table`` has passed."""
+        self._restart_counters()
         return self.recent.append(
             events.users, events.event_ts, events.columns, events.event_ids, events.supersedes, self._resolve
         )
+
+    def _restart_counters(self) -> None:
+        """Let a recent tier that was lost go on after the archive: a number below the watermark would never be seen."""
+        if self._counters_known:
+            return
+        if not len(self.recent.known_users(1)):
+            generation = self.pin()
+            users = generation.users()
+            if len(users):
+                self.recent.raise_counters(users, look_up(generation, users).watermark)
+        self._counters_known = True
 
     def _resolve(self, user: object, event_id: object) -> tuple[int, int] | None:
         return find_event(self.pin(), user, event_id)
@@ -117,6 +142,7 @@ class HistoryStore:
         """
         if self.schema.event_id_dtype is not None:
             raise InputError("bulk_load cannot check event ids against the store; use append, then compact")
+        self._restart_counters()
         self.compact()
         return bulk_load(self.archive, self.recent, check_table(table, self.schema))
 
@@ -139,23 +165,12 @@ class HistoryStore:
 
     def users(self) -> Users:
         """All users with an event in the archive or the recent tier, sorted."""
-        generation = self.pin()
-        found = [self.recent.users()]
-        for number in range(len(generation.segments)):
-            pieces = generation.segment(number).pieces
-            found.append(pieces.keys(np.arange(pieces.n_records)))
-        kept = [f for f in found if len(f)]
-        return as_users(np.unique(np.concatenate(kept)) if kept else [], self.schema.user_kind)
+        found = [f for f in (self.recent.users(), self.pin().users()) if len(f)]
+        return as_users(np.unique(np.concatenate(found)) if found else [], self.schema.user_kind)
 
-    def verify_recent(self) -> list[Damage]:
-        """Damage of the recent tier: every stored event is read back."""
-        found = []
-        for user in self.recent.users():
-            try:
-                self.recent.read_since(as_users([user], self.schema.user_kind), np.array([-1]))
-            except CorruptionError as e:
-                found.append(as_damage(e, e.file))
-        return found
+    def verify_recent(self, progress: Progress | None = None) -> list[Damage]:
+        """Damage of the recent tier: every event and id is read back, every counter held against the archive."""
+        return verify_recent(self.pin, self.recent, str(self.path / "recent"), progress)
 
     def close(self) -> None:
         """Release the recent tier."""
@@ -168,3 +183,11 @@ class HistoryStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _new_tier(path: Path, schema: EventSchema, sync: bool) -> LmdbRecent:
+    tier = LmdbRecent(path, schema, sync=sync)
+    if len(tier.known_users(1)):
+        tier.close()
+        raise StoreExists(f"{path} holds events of a store whose archive is gone; restore it, or choose another path")
+    return tier

@@ -44,8 +44,9 @@ class ManifestLog:
             CorruptionError: it is damaged, or stands under another number than its own.
         """
         name = self._name(n)
+        data = self._objects.get(name)
         try:
-            envelope = json.loads(self._objects.get(name))
+            envelope = json.loads(data)
             version, crc, body = envelope["format"], envelope.get("crc32c"), envelope.get("body")
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise CorruptionError(f"it is no manifest: {e}", file=name) from e
@@ -57,6 +58,8 @@ class ManifestLog:
             raise CorruptionError("the CRC of the manifest does not match", file=name)
         if body.get("generation") != n:
             raise CorruptionError(f"it describes generation {body.get('generation')}", file=name)
+        if data != _file(crc, body):
+            raise CorruptionError("its layout is not the one that a writer gives it", file=name)
         return body
 
     def commit(self, n: int, body: dict[str, Any]) -> None:
@@ -74,13 +77,21 @@ class ManifestLog:
             raise InputError(f"manifest body is not JSON: {e}; use dicts, lists, strings, numbers and null") from e
         if json.loads(_canonical(body)) != body:
             raise InputError("manifest body changes when read back; use string keys, and lists in place of tuples")
-        text = json.dumps({"format": FORMAT, "crc32c": crc, "body": body}, sort_keys=True, indent=1)
-        self._objects.put_if_absent(self._name(n), text.encode())
+        self._objects.put_if_absent(self._name(n), _file(crc, body))
+
+    def drop(self, n: int) -> None:
+        """Remove generation ``n``; nothing happens where there is none."""
+        self._objects.delete(self._name(n))
 
     def _name(self, n: int) -> str:
         if not 0 <= n <= _MAX_NUMBER:
             raise InputError(f"generation {n}; it must be 0 to {_MAX_NUMBER}")
         return f"{self._prefix}/{n:020d}.json"
+
+
+def _file(crc: int, body: dict[str, Any]) -> bytes:
+    """All bytes of a manifest: the CRC speaks of the values alone, so spaces and escapes are held to this form."""
+    return json.dumps({"format": FORMAT, "crc32c": crc, "body": body}, sort_keys=True, indent=1).encode()
 
 
 def _canonical(body: dict[str, Any]) -> bytes:

@@ -285,6 +285,16 @@ class RecentTierContract:
         assert state_of(tier, [1]) == before
         assert append_rows(tier, [(1, 51, 2, None, values_of(1))]).arrivals.tolist() == [2]
 
+    def test_known_users_outlive_their_events(self, tier: RecentTier) -> None:
+        assert len(tier.known_users()) == 0
+        append_rows(tier, [(u, 1, u, None, values_of(u)) for u in (7, -7)])
+        tier.trim(np.array([7, -7]), np.array([1, 1]))
+        tier.raise_counters(np.array([9]), np.array([4]))
+        assert len(tier.users()) == 0
+        assert tier.known_users().tolist() == [-7, 7, 9]
+        assert tier.known_users(1).tolist() == [-7]
+        tier.check_ids()
+
     # --- input that cannot be used -----------------------------------------------------------------------------
 
     def test_bad_input_names_the_row_and_changes_nothing(self, tier: RecentTier) -> None:

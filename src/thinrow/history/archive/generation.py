@@ -10,8 +10,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from thinrow.core.clock import Clock, system_clock
 from thinrow.core.errors import CommitConflict, CorruptionError, InputError, StoreExists, StoreNotFound
+from thinrow.core.users import Users, as_users
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.reader import ColumnDictionary, unite
 from thinrow.history.archive.segment import Segment
@@ -75,6 +78,12 @@ class Generation:
         """The opened segment. Raises CorruptionError (also where the file is another segment) or ObjectNotFound."""
         return self._archive.open_segment(*self.segments[number])
 
+    def users(self) -> Users:
+        """All users with an event, ascending. Raises CorruptionError or ObjectNotFound."""
+        tables = [self.segment(number).pieces for number in range(len(self.segments))]
+        found = [t.keys(np.arange(t.n_records)) for t in tables if t.n_records]
+        return as_users(np.unique(np.concatenate(found)) if found else [], self.schema.user_kind)
+
     def dictionary(self, spec: StoredColumn) -> ColumnDictionary:
         """The column's dictionaries over all segments, united once per generation."""
         with self._lock:
@@ -119,6 +128,10 @@ class Archive:
         except CommitConflict:
             raise StoreExists("an archive is there already; open it, or choose another path") from None
         return archive
+
+    def destroy(self) -> None:
+        """Undo ``create``, while nothing else has been committed."""
+        self._log.drop(1)
 
     def pin(self) -> Generation:
         """The newest generation. Raises StoreNotFound where there is none."""

@@ -61,19 +61,15 @@ class Segment:
         Raises:
             CorruptionError: it is another segment.
         """
-        meta = self.meta
-        found = {
-            "bucket": meta.get("bucket"),
-            "bytes": self.container.size,
-            "n_rows": self.n_rows,
-            "digests": meta.get("digests"),
-        }
-        wanted = {"bucket": bucket, "bytes": info.bytes, "n_rows": info.n_rows, "digests": info.to_dict()["digests"]}
-        for what, value in wanted.items():
-            if found[what] != value:
-                raise CorruptionError(
-                    f"it is not the segment of the manifest: {what} is {found[what]}, not {value}", file=self.name
-                )
+        for what, found, wanted in (
+            ("bucket", self.meta.get("bucket"), bucket),
+            ("size in bytes", self.container.size, info.bytes),
+            ("number of events", self.n_rows, info.n_rows),
+        ):
+            if found != wanted:
+                raise CorruptionError(f"its {what} is {found}, that of the manifest's segment {wanted}", file=self.name)
+        if self.meta.get("digests") != info.to_dict()["digests"]:
+            raise CorruptionError("its digests are not those of the manifest's segment", file=self.name)
 
     def stream_of(self, column_id: int) -> tuple[str, int, StoredColumn] | None:
         """Group, index of the value stream within the group's chunk, and spec; None where the column is not stored."""

@@ -7,8 +7,9 @@ that memory and LMDB cannot drift apart.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
 from typing import Literal, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from thinrow.schema import EventSchema
 
 Pairs: TypeAlias = Literal["users", "ids"]
 T = TypeVar("T")
+_PAIRS_AT_ONCE = 65_536
 
 
 class Reading(Protocol):
@@ -49,6 +51,10 @@ class Reading(Protocol):
 
     def holders(self) -> list[bytes]:
         """Keys of the users that have a block, ascending."""
+        ...
+
+    def scan(self, name: Pairs) -> Iterator[tuple[bytes, bytes]]:
+        """All pairs, by key ascending."""
         ...
 
 
@@ -263,6 +269,18 @@ class BlockTier(ABC):
         """See ``RecentTier.users``."""
         with self._read() as txn:
             return users_of_keys(txn.holders(), self._schema.user_kind)
+
+    def known_users(self, limit: int | None = None) -> Users:
+        """See ``RecentTier.known_users``."""
+        with self._read() as txn:
+            return users_of_keys([key for key, _ in islice(txn.scan("users"), limit)], self._schema.user_kind)
+
+    def check_ids(self) -> None:
+        """See ``RecentTier.check_ids``."""
+        with self._read() as txn:
+            pairs = txn.scan("ids")
+            while some := list(islice(pairs, _PAIRS_AT_ONCE)):
+                unpack_pairs([value for _, value in some], self._name, "the event ids")
 
     def trim(self, users: Users, through: npt.NDArray[np.int64]) -> None:
         """See ``RecentTier.trim``."""

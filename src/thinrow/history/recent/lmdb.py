@@ -266,6 +266,10 @@ class _Transaction:
             more = self._events.set_range(found[-1] + AFTER_ALL)
         return found
 
+    def scan(self, name: Pairs) -> Iterator[tuple[bytes, bytes]]:
+        found: Iterator[tuple[bytes, bytes]] = self._txn.cursor(self._dbs[name]).iternext()
+        return found
+
     def put_pairs(self, name: Pairs, items: Iterable[tuple[bytes, bytes]]) -> None:
         self._txn.cursor(self._dbs[name]).putmulti(items)
 

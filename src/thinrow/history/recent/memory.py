@@ -76,6 +76,9 @@ class _Tables:
     def holders(self) -> list[bytes]:
         return sorted(key for key, held in self.of_blocks.items() if held)
 
+    def scan(self, name: Pairs) -> Iterator[Block]:
+        return iter(sorted(self.of_pairs[name].items()))
+
 
 class _Staged:
     """Changes that ``apply`` makes; reads see the tables as they were."""
@@ -87,6 +90,7 @@ class _Staged:
         self.blocks = tables.blocks
         self.blocks_from_start = tables.blocks_from_start
         self.holders = tables.holders
+        self.scan = tables.scan
 
     def put_pairs(self, name: Pairs, items: Iterable[Block]) -> None:
         listed = list(items)

@@ -108,6 +108,18 @@ class RecentTier(Protocol):
         """The users that hold at least one event now, ascending."""
         ...
 
+    def known_users(self, limit: int | None = None) -> Users:
+        """The users that were ever given an arrival number, ascending; the first ``limit`` of them."""
+        ...
+
+    def check_ids(self) -> None:
+        """Read every event id that is kept.
+
+        Raises:
+            CorruptionError: what is kept of an id is not what was written.
+        """
+        ...
+
     def trim(self, users: Users, through: npt.NDArray[np.int64]) -> None:
         """Drop events with ``arrival <= through[u]`` (inclusive); ids stay.
 
