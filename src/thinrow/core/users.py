@@ -73,6 +73,11 @@ def _listed(values: object) -> npt.NDArray[Any]:
     return np.array(values, object) if text else np.asarray(values)
 
 
+def plain(user: object) -> int | str:
+    """One id of an array as the Python value that messages show."""
+    return user if isinstance(user, str) else int(user)  # type: ignore[call-overload]
+
+
 def kind_of(users: Users) -> UserKind:
     """The kind of a normalised id array."""
     return "int64" if users.dtype == np.int64 else "string"

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from thinrow.core.errors import DuplicateEventError, InputError, SchemaError, UserKindError
 from thinrow.core.units import NEVER
-from thinrow.core.users import Users, as_users
+from thinrow.core.users import Users, as_users, plain
 from thinrow.jagged import Column
 from thinrow.schema import EventSchema
 
@@ -131,11 +130,6 @@ def _typed(array: pa.ChunkedArray, dtype: str, name: str) -> Column:
 
 
 def _users(array: pa.ChunkedArray, schema: EventSchema) -> Users:
-    if array.null_count:
-        row = int(np.flatnonzero(np.asarray(pc.is_null(array.combine_chunks())))[0])
-        raise InputError(
-            f"user {schema.user_column!r} is null in row {row}; every event needs its user: drop or fill the row"
-        )
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if text != (schema.user_kind == "string") or not (text or pa.types.is_integer(kind)):
@@ -143,12 +137,16 @@ def _users(array: pa.ChunkedArray, schema: EventSchema) -> Users:
             f"user column {schema.user_column!r} has type {array.type}, but this store holds {schema.user_kind} ids; "
             f"cast the column to {schema.user_kind}"
         )
-    if not text:
-        return Column.from_arrow(array, "int64").values
-    codes = Column.from_arrow(array, "string")
-    assert codes.dictionary is not None
-    distinct = as_users(np.array(codes.dictionary.to_pylist(), object), "string")
-    return distinct[codes.values] if len(distinct) else distinct
+    column = Column.from_arrow(array, schema.user_kind)
+    if column.valid is not None and not column.valid.all():
+        row = int(np.flatnonzero(~column.valid)[0])
+        raise InputError(
+            f"user {schema.user_column!r} is null in row {row}; every event needs its user: drop or fill the row"
+        )
+    if column.dictionary is None:
+        return column.values
+    distinct = as_users(np.array(column.dictionary.to_pylist(), object), "string")
+    return distinct[column.values] if len(distinct) else distinct
 
 
 def _times(array: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
@@ -181,6 +179,6 @@ def _check_distinct(users: Users, ids: Column) -> None:
         row = int(shown[b[twice[0]]])
         value = ids.take(np.array([row])).to_arrow()[0].as_py()
         raise DuplicateEventError(
-            f"event id {value!r} of user {users[row]!r} appears twice in the input (again in row {row}); "
+            f"event id {value!r} of user {plain(users[row])!r} appears twice in the input (again in row {row}); "
             "an id names one event: drop the repeats"
         )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from thinrow.core.errors import InputError, VersionMismatch
 from thinrow.core.units import NEVER
-from thinrow.core.users import distinct
+from thinrow.core.users import distinct, plain
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.reader import Ints, ReadStats
@@ -100,7 +100,7 @@ def _verify(generation: Generation, batch: RequestBatch, window: Window, archive
     if behind.any():
         i = int(np.flatnonzero(behind)[0])
         raise InputError(
-            f"request {i} of user {batch.users[i]!r} pinned arrivals up to {versions['last_arrival'][i]}, but "
+            f"request {i} of user {plain(batch.users[i])!r} pinned arrivals up to {versions['last_arrival'][i]}, but "
             f"generation {generation.number} holds them only up to {window.pieces.watermark[window.user_of[i]]}; "
             "reconstruct from a later generation"
         )
@@ -117,13 +117,12 @@ def _verify(generation: Generation, batch: RequestBatch, window: Window, archive
     wrong |= alone & ((start != versions["start_ts"]) | (end != versions["end_ts"]))
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
-        user = batch.users[i]
         raise VersionMismatch(
             f"request {i} at {batch.request_ts[i]} ms saw {versions['seq_len'][i]} archived events and {known[i]} "
             f"since archived, but generation {generation.number} rebuilds {count[i]}"
             f"{'' if count[i] != versions['seq_len'][i] + known[i] else ' others'}",
             file=f"manifests/{generation.number:020d}.json",
-            user=user if isinstance(user, str) else int(user),
+            user=plain(batch.users[i]),
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from thinrow.core.errors import CorruptionError, ThinrowError
-from thinrow.core.users import Users
+from thinrow.core.users import Users, plain
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.reader import Ints, look_up
 from thinrow.history.archive.verify import Damage, as_damage
@@ -44,7 +44,7 @@ def _verify_users(pin: Callable[[], Generation], recent: RecentTier, file: str, 
         read = recent.read_since(users, np.zeros(len(users), np.int64))
     except CorruptionError as e:
         if len(users) == 1:
-            yield Damage(e.file, _plain(users[0]), e.column, e.what)
+            yield Damage(e.file, plain(users[0]), e.column, e.what)
             return
         half = len(users) // 2
         yield from _verify_users(pin, recent, file, users[:half])
@@ -53,7 +53,7 @@ def _verify_users(pin: Callable[[], Generation], recent: RecentTier, file: str, 
     if before is not None:
         for u in np.flatnonzero(read.top < before).tolist():
             what = f"the next event would be number {read.top[u] + 1}, but the archive holds {before[u]} already"
-            yield Damage(file, _plain(users[u]), None, what)
+            yield Damage(file, plain(users[u]), None, what)
     after = _watermark(pin, users)
     if after is not None:
         for u in np.flatnonzero(read.trimmed_through > after).tolist():
@@ -61,7 +61,7 @@ def _verify_users(pin: Callable[[], Generation], recent: RecentTier, file: str, 
                 f"events up to number {read.trimmed_through[u]} were archived, but the newest generation holds them "
                 f"up to {after[u]} only: a newer manifest is missing"
             )
-            yield Damage(file, _plain(users[u]), None, what)
+            yield Damage(file, plain(users[u]), None, what)
 
 
 def _watermark(pin: Callable[[], Generation], users: Users) -> Ints | None:
@@ -70,7 +70,3 @@ def _watermark(pin: Callable[[], Generation], users: Users) -> Ints | None:
         return look_up(pin(), users).watermark
     except ThinrowError:
         return None
-
-
-def _plain(user: object) -> object:
-    return user if isinstance(user, str) else int(user)  # type: ignore[call-overload]

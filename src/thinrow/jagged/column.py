@@ -74,13 +74,17 @@ class Column:
             array = array.combine_chunks()
             if isinstance(array, pa.ChunkedArray):
                 array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
+            # A null of the dictionary is one that ``null_count`` of the array does not count.
+            array = array.dictionary_decode()
         target = ARROW_TYPES[dtype]
         valid = None if array.null_count == 0 else np.asarray(pc.is_valid(array))
         try:
             if dtype in ("string", "binary"):
                 return cls._encode(array, target, valid)
             if pa.types.is_timestamp(array.type):
-                array = array.cast(pa.timestamp("ms", array.type.tz), safe=False).cast(pa.int64())
+                finer = pc.CastOptions(pa.timestamp("ms", array.type.tz), allow_time_truncate=True)
+                array = array.cast(options=finer).cast(pa.int64())
             if pa.types.is_dictionary(array.type):
                 array = array.dictionary_decode()
             array = array.cast(target)
@@ -94,8 +98,6 @@ class Column:
     def _encode(cls, array: pa.Array, target: pa.DataType, valid: npt.NDArray[np.bool_] | None) -> Column:
         if pa.types.is_dictionary(array.type):
             array = pa.DictionaryArray.from_arrays(array.indices.cast(pa.int32()), array.dictionary.cast(target))
-            if array.dictionary.null_count:
-                array = array.dictionary_decode()
         if not pa.types.is_dictionary(array.type):
             array = array.cast(target).dictionary_encode()
         codes = pc.fill_null(array.indices.cast(pa.int32()), 0)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from thinrow.core.errors import CorruptionError
-from thinrow.core.users import Users, bucket_of
+from thinrow.core.users import Users, bucket_of, plain
 from thinrow.history.archive.layout import PIECE_DTYPE, StoredColumn
 from thinrow.jagged import HIDE_DTYPE, Column
 from thinrow.jagged.column import unite_dictionaries
@@ -472,11 +472,10 @@ class RowReader:
 
     def _corrupt(self, run: int, column: str, what: str) -> CorruptionError:
         user = np.searchsorted(self.pieces.piece_off, self.piece[run], side="right") - 1
-        found = self.pieces.users[user]
         return CorruptionError(
             f"{what} (stripe {self.stripe[run]})",
             file=self.generation.segment(int(self.segment[run])).name,
-            user=found if isinstance(found, str) else int(found),
+            user=plain(self.pieces.users[user]),
             column=column,
         )
 

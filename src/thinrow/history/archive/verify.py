@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from thinrow.core.errors import CorruptionError, StoreError, ThinrowError
+from thinrow.core.users import plain
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.layout import PIECE_DTYPE, key_columns
 from thinrow.history.archive.reader import Pieces, ReadStats, RowReader
@@ -130,7 +131,7 @@ def _verify_records(
         for i in np.flatnonzero(truth[name] != pieces.records[name])[:1]:
             yield Damage(
                 segment.name,
-                pieces.users[i],
+                plain(pieces.users[i]),
                 name,
                 f"the index says {pieces.records[name][i]}, the rows {truth[name][i]}",
             )
@@ -141,5 +142,8 @@ def _verify_records(
     for row in np.flatnonzero(same & disorder)[:1]:
         piece = int(np.searchsorted(row_off, row, side="right") - 1)
         yield Damage(
-            segment.name, pieces.users[piece], "event_ts", f"row {row - row_off[piece]} of the piece is out of order"
+            segment.name,
+            plain(pieces.users[piece]),
+            "event_ts",
+            f"row {row - row_off[piece]} of the piece is out of order",
         )
