@@ -25,7 +25,7 @@ from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.load import bulk_load
 from thinrow.history.archive.reader import look_up
 from thinrow.history.archive.verify import Damage
-from thinrow.history.intake import CheckedEvents, check_table
+from thinrow.history.intake import CheckedEvents, check_table, request_times
 from thinrow.history.recent.lmdb import LmdbRecent
 from thinrow.history.recent.tier import AppendResult, RecentTier
 from thinrow.history.reconstruct import Reconstruction, reconstruct
@@ -150,15 +150,13 @@ class HistoryStore:
         """Move the recent tier into a new generation. ``full`` leaves one segment a bucket."""
         return compact(self.archive, self.recent, full=full, progress=progress)
 
-    def snapshot(self, users: object, request_ts: npt.NDArray[np.int64] | int) -> Snapshot:
-        """What distinct ``users`` (U,) have done before ``request_ts`` (ms, exclusive; one for all or one each)."""
+    def snapshot(self, users: object, request_ts: npt.ArrayLike) -> Snapshot:
+        """What distinct ``users`` (U,) did before ``request_ts``: ms or ``datetime64``, exclusive, (U,) or one."""
         ids = as_users(users, self.schema.user_kind)
-        times = np.broadcast_to(np.asarray(request_ts, np.int64), len(ids)).copy()
+        times = request_times(request_ts, len(ids))
         return take_snapshot(self.pin, self.recent, ids, times, compact=self.compact, max_inline=self.max_inline)
 
-    def read(
-        self, users: object, request_ts: npt.NDArray[np.int64] | int, projection: Projection | None = None
-    ) -> Reconstruction:
+    def read(self, users: object, request_ts: npt.ArrayLike, projection: Projection | None = None) -> Reconstruction:
         """Snapshot and rebuild at once: the histories as a model served now would see them."""
         taken = self.snapshot(users, request_ts)
         return reconstruct(taken.generation, taken.requests, projection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 
 from thinrow.core.errors import InputError
 from thinrow.history.intake import check_table, request_times
+from thinrow.history.store import HistoryStore
 from thinrow.schema import EventSchema
 
 
@@ -45,3 +47,14 @@ def test_a_table_is_a_table() -> None:
     schema = EventSchema.infer(pa.schema([("u", pa.int64()), ("t", pa.int64())]), user="u", time="t")
     with pytest.raises(InputError, match=r"events are a dict; pass a pyarrow\.Table"):
         check_table({"u": [1], "t": [1]}, schema)
+
+
+def test_a_store_takes_dates(tmp_path: Path) -> None:
+    events = pa.table({"u": [7, 7], "t": pa.array([999, 1000], pa.timestamp("ms")), "item": [1, 2]})
+    schema = EventSchema.infer(events.schema, user="u", time="t")
+    with HistoryStore.create(tmp_path, schema, 1) as store:
+        store.append(events)
+        assert store.snapshot([7], np.datetime64("1970-01-01T00:00:01")).requests.request_ts.tolist() == [1000]
+        assert store.read([7], np.datetime64("1970-01-01T00:00:01", "s")).histories.lengths().tolist() == [1]
+        with pytest.raises(InputError, match="pass integer milliseconds"):
+            store.snapshot([7], 1000.0)
