@@ -42,6 +42,7 @@ KERNELS: dict[str, str] = {
     "remap_codes": "history",
     "runs_of_rows": "history",
     "cut_stripes": "history",
+    "distinct_words": "history",
     "mix64": "features",
     "hash_ints": "features",
     "hash_bytes": "features",

@@ -11,7 +11,8 @@ Content digests prove that nothing was lost: those of the output must be the sum
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,15 @@ class CompactReport:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketWrite:
+    """A bucket's new list of segments; ``events`` are new, ``merged_events`` were rewritten."""
+
+    segments: list[SegmentInfo]
+    events: int
+    merged_events: int
+
+
+@dataclass(frozen=True, slots=True)
 class NewEvents:
     """Events of one bucket that no segment holds: users ascending, each in order of (event_ts, arrival); and the hides
     that they bring, by user."""
@@ -73,47 +83,72 @@ def compact(
     for attempt in range(_MAX_TRIES):
         base = archive.pin()
         users = recent.users()
-        done: list[tuple[Users, Ints]] = []
-        written: dict[int, list[SegmentInfo]] = {}
-        totals = [0, 0]
         buckets = bucket_of(users, base.n_buckets)
         wanted = range(base.n_buckets) if full else np.unique(buckets).tolist()
-        for i, bucket in enumerate(wanted):
+        drained: dict[int, tuple[Users, Ints]] = {}
+
+        def move(
+            bucket: int, base: Generation = base, users: Users = users, buckets: Ints = buckets,
+            drained: dict[int, tuple[Users, Ints]] = drained,
+        ) -> BucketWrite | None:  # fmt: skip
             members = np.sort(users[buckets == bucket])
             new, through = _drain(base, recent, members)
-            lists = write_bucket(archive, base, bucket, new, full=full, totals=totals)
-            if lists is not None:
-                written[bucket] = lists
-            done.append((members, through))
-            if progress is not None:
-                progress(i + 1, len(wanted))
+            drained[bucket] = members, through
+            return write_bucket(archive, base, bucket, new, full=full)
+
         try:
-            generation = archive.commit(base, written, "compact") if written else base
+            generation, written = commit_buckets(archive, base, wanted, move, "compact", progress)
         except CommitConflict:
-            discard(archive, base, written.values())
             if attempt == _MAX_TRIES - 1:
                 raise
             continue
-        recent.trim(*_joined_bounds(done, base))
-        return CompactReport(generation.number, totals[0], totals[1], len(generation.segments))
+        bounds = [(u, t) for u, t in drained.values() if len(u)]
+        if bounds:
+            recent.trim(as_users(np.concatenate([u for u, _ in bounds])), np.concatenate([t for _, t in bounds]))
+        return report_of(generation, written)
     raise AssertionError("unreachable")
 
 
-def _joined_bounds(done: Sequence[tuple[Users, Ints]], base: Generation) -> tuple[Users, Ints]:
-    """The users of all buckets and the arrivals through which they are archived: one trim, one transaction."""
-    users = [u for u, _ in done if len(u)]
-    if not users:
-        return as_users([], base.schema.user_kind), np.empty(0, np.int64)
-    return as_users(np.concatenate(users)), np.concatenate([t for u, t in done if len(u)])
+def commit_buckets(
+    archive: Archive,
+    base: Generation,
+    buckets: Sequence[int],
+    work: Callable[[int], BucketWrite | None],
+    note: str,
+    progress: Progress | None = None,
+) -> tuple[Generation, list[BucketWrite]]:
+    """Do ``work`` for every bucket, two at a time so that one's disk waits are the other's, and commit what they wrote.
+
+    Whatever fails, the segments written are deleted again.
+
+    Raises:
+        CommitConflict: another writer committed the next generation first.
+    """
+    written: dict[int, BucketWrite] = {}
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            tasks = {pool.submit(work, bucket): bucket for bucket in buckets}
+            for i, task in enumerate(as_completed(tasks)):
+                if task.exception() is None and (done := task.result()) is not None:
+                    written[tasks[task]] = done
+                if progress is not None:
+                    progress(i + 1, len(tasks))
+            for task in tasks:
+                task.result()
+        if not written:
+            return base, []
+        return archive.commit(base, {b: w.segments for b, w in written.items()}, note), list(written.values())
+    except BaseException:
+        held = {info.name for _, info in base.segments}
+        for info in (info for w in written.values() for info in w.segments if info.name not in held):
+            archive.objects.delete(info.name)
+        raise
 
 
-def discard(archive: Archive, base: Generation, lists: Iterable[Sequence[SegmentInfo]]) -> None:
-    """Delete the segments of ``lists`` that ``base`` does not hold (a commit that did not happen)."""
-    held = {info.name for _, info in base.segments}
-    for infos in lists:
-        for info in infos:
-            if info.name not in held:
-                archive.objects.delete(info.name)
+def report_of(generation: Generation, written: Sequence[BucketWrite]) -> CompactReport:
+    """What was done, in all buckets together."""
+    events, merged = sum(w.events for w in written), sum(w.merged_events for w in written)
+    return CompactReport(generation.number, events, merged, len(generation.segments))
 
 
 def _drain(base: Generation, recent: RecentTier, users: Users) -> tuple[NewEvents, Ints]:
@@ -137,13 +172,9 @@ def write_bucket(
     new: NewEvents,
     *,
     full: bool,
-    totals: list[int],
     stripe_rows: int = STRIPE_ROWS,
-) -> list[SegmentInfo] | None:
-    """Write the bucket's new segment; the bucket's new list, or None where nothing changes.
-
-    Adds the new and the rewritten events to ``totals``.
-    """
+) -> BucketWrite | None:
+    """Write the bucket's new segment; None where nothing changes."""
     numbers = base.segments_of(bucket)
     keep = 0 if full else _kept(base, numbers, len(new.events))
     if not len(new.events) and (len(numbers) - keep <= 1) and not (full and _carries_hides(base, numbers)):
@@ -159,9 +190,8 @@ def write_bucket(
         archive.objects, name, events, hides, schema, bucket=bucket, n_buckets=base.n_buckets, stripe_rows=stripe_rows
     )
     _prove(expected, info, name)
-    totals[0] += len(new.events)
-    totals[1] += info.n_rows - len(new.events)
-    return [base.segments[n][1] for n in numbers[:keep]] + [info]
+    segments = [base.segments[n][1] for n in numbers[:keep]] + [info]
+    return BucketWrite(segments, len(new.events), info.n_rows - len(new.events))
 
 
 def _kept(base: Generation, numbers: Sequence[int], new_rows: int) -> int:

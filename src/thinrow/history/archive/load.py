@@ -5,11 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from thinrow.core.users import bucket_of, distinct
-from thinrow.history.archive.compact import CompactReport, NewEvents, discard, write_bucket
+from thinrow.history.archive.compact import (
+    BucketWrite,
+    CompactReport,
+    NewEvents,
+    commit_buckets,
+    report_of,
+    write_bucket,
+)
 from thinrow.history.archive.generation import Archive
 from thinrow.history.archive.layout import STRIPE_ROWS
 from thinrow.history.archive.reader import look_up
-from thinrow.history.archive.writer import SegmentInfo
 from thinrow.history.intake import CheckedEvents
 from thinrow.history.recent.tier import RecentTier
 from thinrow.jagged import HIDE_DTYPE, Events
@@ -45,17 +51,10 @@ def bulk_load(
         {n: c.take(order) for n, c in events.columns.items()},
     )
     buckets = bucket_of(users, base.n_buckets)
-    written: dict[int, list[SegmentInfo]] = {}
-    totals = [0, 0]
-    for bucket in np.unique(buckets).tolist():
+
+    def write(bucket: int) -> BucketWrite | None:
         part = everything.take_users(np.flatnonzero(buckets == bucket))
         new = NewEvents(part, np.zeros(len(part.users) + 1, np.int64), np.empty(0, HIDE_DTYPE))
-        lists = write_bucket(archive, base, bucket, new, full=False, totals=totals, stripe_rows=stripe_rows)
-        if lists is not None:
-            written[bucket] = lists
-    try:
-        generation = archive.commit(base, written, "bulk load") if written else base
-    except BaseException:
-        discard(archive, base, written.values())
-        raise
-    return CompactReport(generation.number, totals[0], totals[1], len(generation.segments))
+        return write_bucket(archive, base, bucket, new, full=False, stripe_rows=stripe_rows)
+
+    return report_of(*commit_buckets(archive, base, np.unique(buckets).tolist(), write, "bulk load"))

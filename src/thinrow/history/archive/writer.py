@@ -255,9 +255,9 @@ def _encode_column(
     itemsize = np.dtype(spec.dtype).itemsize
     codes, dictionary = None, None
     if spec.id > 0:
-        distinct, inverse = np.unique(words, return_inverse=True)
-        if 1 < len(distinct) <= min(_MAX_WORDS, max(2, len(words) // 4)):
-            codes, dictionary = (inverse.astype(np.uint32), len(distinct)), distinct.astype("<u8").tobytes()
+        distinct, inverse = kernel("distinct_words")(words, min(_MAX_WORDS, max(2, len(words) // 4)))
+        if len(distinct) > 1:
+            codes, dictionary = (inverse, len(distinct)), distinct.astype("<u8").tobytes()
     encoded = encode_fixed(words, cut.stripe_off, cut.piece_off[:-1], itemsize, codes)
     if dictionary is not None and not (encoded.codec == 4).any():
         dictionary = None
@@ -273,15 +273,18 @@ def _encode_strings(
     null: npt.NDArray[np.bool_],
 ) -> tuple[list[EncodedStream], bytes | None, int]:
     assert column.dictionary is not None
-    codes = np.where(null, -1, column.values) if len(null) else column.values
-    used, inverse = np.unique(codes, return_inverse=True)
-    if len(used) and used[0] < 0:  # nulls take the first entry that others use, so that they cost no entry
-        used, inverse = used[1:], np.maximum(inverse - 1, 0)
+    shown = column.values[~null] if len(null) else column.values
+    used = np.flatnonzero(np.bincount(shown, minlength=len(column.dictionary)))
+    place = np.zeros(max(len(column.dictionary), 1), np.int64)
+    place[used] = np.arange(len(used))
+    inverse = place[column.values]
+    if len(null):
+        inverse[null] = 0  # nulls take an entry that others use, so that they cost no entry
     blank = pa.scalar("" if spec.dtype == "string" else b"", column.dictionary.type)
     entries = column.dictionary.take(pa.array(used, pa.int64())) if len(used) else pa.array([blank])
     offsets, data = bytes_of(entries)
     n = len(entries)
-    if n <= _ALWAYS_STRINGS or (n <= _MAX_STRINGS and n <= len(codes) // 4):
+    if n <= _ALWAYS_STRINGS or (n <= _MAX_STRINGS and n <= len(inverse) // 2):
         streams.append(encode_fixed(inverse.astype(np.uint64), cut.stripe_off, cut.piece_off[:-1], 4, None))
         return streams, offsets.astype("<u8").tobytes() + data.tobytes(), n
     per_row = entries.take(pa.array(inverse))

@@ -256,3 +256,11 @@ def cut_stripes(lengths: Ints, stripe_rows: int) -> tuple[Ints, Ints, Ints, Ints
             used, length = used + took, length - took
     user, rows, stripes, first = np.array(found, np.int64).reshape(-1, 4).T
     return user.copy(), rows.copy(), stripes.copy(), first.copy()
+
+
+def distinct_words(words: Words, limit: int) -> tuple[Words, npt.NDArray[np.uint32]]:
+    places: dict[int, int] = {}
+    codes = [places.setdefault(word, len(places)) for word in words.tolist()]
+    if len(places) > limit:
+        return np.empty(0, np.uint64), np.empty(0, np.uint32)
+    return np.array(list(places), np.uint64), np.array(codes, np.uint32)
