@@ -56,11 +56,13 @@ def events(kind: str) -> pa.Table:
     rng = np.random.default_rng(1)
     who = np.minimum(rng.geometric(0.3, N) - 1, 9)
     ids = np.arange(N)
+    first: dict[int, int] = {}
     last: dict[int, int] = {}
     corrects: list[int | None] = []
     for i, u in enumerate(who.tolist()):
-        corrects.append(last.get(u) if i % 97 == 0 else None)
+        corrects.append(last.get(u) if i % 97 == 0 else first.get(u) if i % 101 == 0 else None)
         last[u] = i
+        first.setdefault(u, i)
     as_id = (lambda v: v) if kind == "int64" else (lambda v: None if v is None else f"event-{v}")
     return pa.table(
         {
