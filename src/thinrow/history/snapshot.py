@@ -67,7 +67,9 @@ def take_snapshot(
     if compact is not None and len(users) and int(read.events.lengths.max()) > max_inline:
         compact()
         generation, pieces, read = _pin_and_read(pin, recent, users)
-    bound = np.maximum(read.top, pieces.watermark)
+    # Not the counter: a bulk load that is under way has taken numbers whose events are not there yet.
+    bound = pieces.watermark.copy()
+    np.maximum.at(bound, np.repeat(np.arange(len(users)), read.events.lengths), read.events.arrival)
     hide_user = np.repeat(np.arange(len(users)), np.diff(read.hide_offsets))
     window = Window(
         generation, users, np.arange(len(users)), request_ts, bound, ReadStats(), pieces, hide_user, read.hides
