@@ -215,14 +215,17 @@ class FatBatch:
     offsets: npt.NDArray[np.int64]
     columns: dict[str, npt.NDArray[Any]]
 
-    def take(self, rows: npt.NDArray[np.int64], newest: int | None = None) -> FatBatch:
-        """The histories at ``rows``, in that order, the ``newest`` events of each (None for all), copied."""
-        stop = self.offsets[1:][rows]
-        start = self.offsets[:-1][rows]
-        if newest is not None:
-            start = np.maximum(start, stop - newest)
-        index, offsets = ranges_index(start, stop)
+    def take(self, rows: npt.NDArray[np.int64]) -> FatBatch:
+        """The histories at ``rows``, in that order, copied."""
+        index, offsets = ranges_index(self.offsets[:-1][rows], self.offsets[1:][rows])
         return FatBatch(self.request_id[rows], offsets, {n: v[index] for n, v in self.columns.items()})
+
+    def newest(self, n: int | None) -> FatBatch:
+        """The newest ``n`` events of each history, copied; itself for None."""
+        if n is None:
+            return self
+        index, offsets = ranges_index(np.maximum(self.offsets[:-1], self.offsets[1:] - n), self.offsets[1:])
+        return FatBatch(self.request_id, offsets, {name: v[index] for name, v in self.columns.items()})
 
 
 class FatRowReader:
@@ -252,27 +255,16 @@ class FatRowReader:
         self._first_row = np.cumsum([0, *sizes])
         self._by_id = np.argsort(self.request_id)
 
-    def read_group(self, group: int, newest: int | None = None) -> FatBatch:
-        """The fat rows of a row group, the ``newest`` events of each (None for all).
-
-        The whole row group is decoded whatever ``newest`` is: a list cannot be read from its end.
-        """
+    def read_group(self, group: int) -> FatBatch:
+        """The fat rows of a row group, whole: a list cannot be read from its end."""
         wanted = ["request_id", *self._columns, *self._others]
         table = self._file.read_row_group(group, columns=wanted, use_threads=self._threads)
         lists = {n: table[n].chunk(0) for n in self._columns}
         offsets = lists[self._columns[0]].offsets.to_numpy().astype(np.int64)
         columns = {n: a.values.to_numpy() for n, a in lists.items()}
-        batch = FatBatch(table["request_id"].to_numpy(), offsets, columns)
-        return batch if newest is None else batch.take(np.arange(len(batch.request_id)), newest)
+        return FatBatch(table["request_id"].to_numpy(), offsets, columns)
 
-    def scan(self, newest: int | None = None) -> Iterator[FatBatch]:
-        """Every row group in file order."""
-        for group in range(self.n_groups):
-            yield self.read_group(group, newest)
-
-    def fetch(
-        self, request_id: npt.NDArray[np.int64], newest: int | None = None
-    ) -> Iterator[tuple[npt.NDArray[np.int64], FatBatch]]:
+    def fetch(self, request_id: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.int64], FatBatch]]:
         """The histories of the given requests, a row group at a time: positions in ``request_id``, and their histories.
 
         Raises:
@@ -287,7 +279,7 @@ class FatRowReader:
         groups = np.searchsorted(self._first_row, rows, side="right") - 1
         for group in np.unique(groups).tolist():
             places = np.flatnonzero(groups == group)
-            yield places, self._cached(group).take(rows[places] - self._first_row[group], newest)
+            yield places, self._cached(group).take(rows[places] - self._first_row[group])
 
     def _cached(self, group: int) -> FatBatch:
         batch = self._cache.pop(group, None) or self.read_group(group)

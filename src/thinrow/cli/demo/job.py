@@ -15,11 +15,11 @@ import numpy as np
 from rich.console import Console
 
 from thinrow.cli.demo.fat_rows import FatRowReader, FatRowSource, FatRowWriter, write_sorted
-from thinrow.cli.demo.rebuild import LENGTHS, Rebuild, length_name, scan_rate
+from thinrow.cli.demo.rebuild import LENGTHS, Compared, Rate, Rebuild, length_name, scan_rates
 from thinrow.cli.demo.replay import Replay, ReplayCounts, empty_cross
 from thinrow.cli.demo.retail import RetailData, load_retail
 from thinrow.cli.demo.stages import Stages
-from thinrow.core.errors import InputError
+from thinrow.core.errors import CorruptionError, InputError
 from thinrow.examples.log import ImpressionLog, OutcomeLog
 from thinrow.examples.table import ExampleTable
 from thinrow.history.store import HistoryStore
@@ -118,9 +118,9 @@ def _run(config: DemoConfig, data: RetailData, stages: Stages) -> dict[str, Any]
         generation = store.pin()
         report = {
             "requests": counts.requests,
-            "versions_verified": compared["versions_verified"],
-            "mismatches": compared["mismatches"],
-            "comparisons": compared["examples"],
+            "versions_verified": compared.versions_verified,
+            "mismatches": compared.mismatches,
+            "comparisons": compared.examples,
             "events": len(data),
             "users": len(np.unique(data.users)),
             "history_events": int(source.lengths.sum()),
@@ -157,52 +157,49 @@ def _measure(
     rebuild: Rebuild, source: FatRowSource, arrival: Path, by_user: Path, stages: Stages
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Events per second by store and length, and what verification costs."""
-    rates: dict[str, dict[str, float]] = {}
-    events: dict[str, int] = {}
+    passes: dict[str, dict[str, Rate]] = {"thinrow_shared": {}, "thinrow_copies": {}}
     verification: dict[str, Any] = {}
-    with stages.stage("rebuild"), stages.bar("rebuilding and reading (passes)", 5 * len(LENGTHS)) as advance:
+    with stages.stage("rebuild"), stages.bar("rebuilding and reading (passes)", 5 * len(LENGTHS) + 2) as advance:
         for newest in LENGTHS:
             name = length_name(newest)
-            shared, reader = rebuild.shared(newest)
-            advance()
-            unverified, _ = rebuild.shared(newest, verify=False)
-            advance()
-            passes = {"thinrow_shared": shared, "thinrow_copies": rebuild.copies(newest)}
-            advance()
-            for store, path in (("fat_rows_sorted", by_user), ("fat_rows_arrival_order", arrival)):
-                with stages.stage("read_fat_rows"):
-                    passes[store] = scan_rate(path, source, newest)
+            # With and without in turn, twice each, for the machine's mood to fall on both.
+            timed: dict[bool, list[Rate]] = {True: [], False: []}
+            for verify in (True, False, True, False):
+                rate, reader = rebuild.shared(newest, verify=verify)
+                timed[verify].append(rate)
                 advance()
-            delivered = {store: rate.events for store, rate in passes.items()}
-            assert len(set(delivered.values())) == 1, delivered
-            events[name] = shared.events
-            for store, rate in passes.items():
-                rates.setdefault(store, {})[name] = rate.per_second
-            stats = reader.stats
+                if verify:
+                    stats = reader.stats
+            passes["thinrow_shared"][name] = timed[True][0]
+            passes["thinrow_copies"][name] = rebuild.copies(newest)
+            advance()
+            checked, unchecked = (min(r.seconds for r in timed[v]) for v in (True, False))
             verification[name] = {
-                "seconds_with": shared.seconds,
-                "seconds_without": unverified.seconds,
-                "share": shared.seconds / unverified.seconds - 1,
+                "seconds_with": checked,
+                "seconds_without": unchecked,
+                "share": checked / unchecked - 1,
                 "mixed_stripes_share": stats.mixed_pieces / max(stats.pieces, 1),
-                "seconds_by_step": dict(stats.seconds),
+                "thread_seconds_by_step": dict(stats.seconds),
                 "events_decoded": stats.events_decoded,
                 "bytes_read": stats.bytes_read,
             }
-    return {"events_per_second": rates, "events_delivered": events}, verification
+        for store, path in (("fat_rows_sorted", by_user), ("fat_rows_arrival_order", arrival)):
+            with stages.stage("read_fat_rows"):
+                passes[store] = scan_rates(path, source)
+            advance()
+    events = {store: {n: r.events for n, r in rates.items()} for store, rates in passes.items()}
+    delivered = events["thinrow_shared"]
+    if any(counted != delivered for counted in events.values()):
+        raise CorruptionError(f"stores deliver different numbers of events: {events}", file=str(by_user))
+    per_second = {store: {n: r.per_second for n, r in found.items()} for store, found in passes.items()}
+    return {"events_per_second": per_second, "events_delivered": delivered}, verification
 
 
-def _compare(rebuild: Rebuild, source: FatRowSource, by_user: Path, stages: Stages) -> dict[str, int]:
-    """Every example at every length against its fat row. ``versions_verified`` counts each request once."""
+def _compare(rebuild: Rebuild, source: FatRowSource, by_user: Path, stages: Stages) -> Compared:
+    """Every example at every length against its fat row."""
     fat = FatRowReader(by_user, list(source.columns), threads=True)
-    total = {"examples": 0, "mismatches": 0, "versions_verified": 0}
-    n = len(source.request_id)
-    with stages.stage("rebuild"), stages.bar("comparing with the fat rows", n * len(LENGTHS)) as advance:
-        for newest in LENGTHS:
-            found = rebuild.compare(newest, fat, source, advance)
-            total["examples"] += found["examples"]
-            total["mismatches"] += found["mismatches"]
-            total["versions_verified"] = found["versions_verified"]
-    return total
+    with stages.stage("rebuild"), stages.bar("comparing with the fat rows", len(source.request_id)) as advance:
+        return rebuild.compare(fat, source, advance)
 
 
 def _machine() -> dict[str, Any]:

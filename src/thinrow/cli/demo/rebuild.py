@@ -44,6 +44,15 @@ class Rate:
         return self.events / max(self.seconds, 1e-9)
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """``examples`` compared (each once a length), ``mismatches`` among them, ``versions_verified`` (one a request)."""
+
+    examples: int
+    mismatches: int
+    versions_verified: int
+
+
 class Rebuild:
     """Passes over all examples with one reader per pass."""
 
@@ -78,31 +87,29 @@ class Rebuild:
                 events += deliver(batch.histories)
         return Rate(events, time.perf_counter() - since), reader
 
-    def compare(
-        self, newest: int | None, fat: FatRowReader, source: FatRowSource, advance: Callable[[int], None]
-    ) -> dict[str, int]:
-        """Element for element against the fat rows; candidates, cross features and labels too where all is read.
-
-        Returns:
-            ``examples`` compared, ``mismatches`` among them, ``versions_verified``.
-        """
+    def compare(self, fat: FatRowReader, source: FatRowSource, advance: Callable[[int], None]) -> Compared:
+        """Every example at every length against its fat row, element for element; candidates, cross features and labels
+        too. The readers of the lengths go side by side, so that each fat row is read once."""
         compared, wrong = 0, 0
         by_id = np.argsort(source.request_id)
-        seen = np.zeros(len(by_id), np.bool_)
-        with self.reader(newest) as reader:
-            for batch in reader:
-                rows = by_id[np.searchsorted(source.request_id, batch.request_id, sorter=by_id)]
-                with self._stages.stage("compare"):
-                    for places, part in fat.fetch(batch.request_id, newest):
-                        wrong += count_mismatches(batch.histories.select(places), part, fat.dictionaries)
-                    if newest is None:
-                        wrong += _wrong_candidates(batch, rows, source)
-                seen[rows] = True
-                compared += len(batch)
-                advance(len(batch))
+        seen = np.zeros(len(by_id), np.int64)
+        readers = [self.reader(n) for n in LENGTHS]
+        for batches in zip(*readers, strict=True):
+            ids = batches[-1].request_id
+            rows = by_id[np.searchsorted(source.request_id, ids, sorter=by_id)]
+            with self._stages.stage("compare"):
+                wrong += _wrong_candidates(batches[-1], rows, source)
+                for places, part in fat.fetch(ids):
+                    for newest, batch in zip(LENGTHS, batches, strict=True):
+                        assert np.array_equal(batch.request_id, ids)
+                        ours = batch.histories.select(places)
+                        wrong += count_mismatches(ours, part.newest(newest), fat.dictionaries)
+            seen[rows] += 1
+            compared += len(batches) * len(ids)
+            advance(len(ids))
         # A request that never came, or came twice, is a mismatch too.
-        wrong += int((~seen).sum()) + abs(compared - int(seen.sum()))
-        return {"examples": compared, "mismatches": wrong, "versions_verified": reader.stats.versions_verified}
+        wrong += int((seen != 1).sum())
+        return Compared(compared, wrong, readers[-1].stats.versions_verified)
 
 
 def _copy(histories: SharedHistories) -> int:
@@ -128,11 +135,23 @@ def _wrong_candidates(batch: Batch, rows: npt.NDArray[np.int64], source: FatRowS
     return int(wrong.sum())
 
 
-def scan_rate(path: Path, source: FatRowSource, newest: int | None) -> Rate:
-    """Time to read all fat rows of a file as arrays, candidates and labels included, in file order."""
-    with_candidates = [*source.scalars, *source.candidates]
-    reader = FatRowReader(path, list(source.columns), others=with_candidates, threads=True)
-    since, events = time.perf_counter(), 0
-    for batch in reader.scan(newest):
-        events += len(batch.columns["event_ts"])
-    return Rate(events, time.perf_counter() - since)
+def scan_rates(path: Path, source: FatRowSource) -> dict[str, Rate]:
+    """Time to read all fat rows of a file as arrays, candidates and labels included, in file order; by length.
+
+    What is decoded is the same at every length, so it is decoded and timed once; cutting out the newest is timed for
+    each length.
+    """
+    others = [*source.scalars, *source.candidates]
+    reader = FatRowReader(path, list(source.columns), others=others, threads=True)
+    decoding = 0.0
+    cutting = dict.fromkeys(LENGTHS, 0.0)
+    events = dict.fromkeys(LENGTHS, 0)
+    for group in range(reader.n_groups):
+        since = time.perf_counter()
+        batch = reader.read_group(group)
+        decoding += time.perf_counter() - since
+        for newest in LENGTHS:
+            since = time.perf_counter()
+            events[newest] += int(batch.newest(newest).offsets[-1])
+            cutting[newest] += time.perf_counter() - since
+    return {length_name(n): Rate(events[n], decoding + cutting[n]) for n in LENGTHS}

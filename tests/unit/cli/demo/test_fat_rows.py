@@ -71,7 +71,8 @@ def test_read_by_request(source: FatRowSource, tmp_path: Path, small_groups: Non
     reader = FatRowReader(tmp_path / "fat.parquet", ["event_ts", "brand"], cache_groups=2)
     rows = np.random.default_rng(0).permutation(len(source.request_id))[:50]
     seen = []
-    for places, batch in reader.fetch(source.request_id[rows], newest):
+    for places, whole in reader.fetch(source.request_id[rows]):
+        batch = whole.newest(newest)
         seen += places.tolist()
         for k, i in enumerate(rows[places]):
             stop = source.stop[i]
@@ -80,7 +81,8 @@ def test_read_by_request(source: FatRowSource, tmp_path: Path, small_groups: Non
                 assert np.array_equal(values[batch.offsets[k] : batch.offsets[k + 1]], source.columns[name][start:stop])
     assert sorted(seen) == list(range(50))
     lengths = source.lengths if newest is None else np.minimum(source.lengths, newest)
-    assert sum(len(b.columns["brand"]) for b in reader.scan(newest)) == lengths.sum()
+    groups = [reader.read_group(g).newest(newest) for g in range(reader.n_groups)]
+    assert sum(len(b.columns["brand"]) for b in groups) == lengths.sum()
     with pytest.raises(InputError, match="no fat row of request -5"):
         next(reader.fetch(np.array([-5])))
 
