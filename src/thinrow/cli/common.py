@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from thinrow.core.errors import InputError
-from thinrow.history.archive.compact import Progress
 
 if TYPE_CHECKING:
     from thinrow.core.users import UserKind
+    from thinrow.history.archive.compact import Progress
 
 store_option = click.option(
     "--store", "store_path", type=click.Path(path_type=Path), required=True, help="Directory of the store."
@@ -61,7 +61,8 @@ def parse_user(text: str, kind: UserKind) -> int | str:
 def progress_bar(what: str) -> Iterator[Progress]:
     """A progress bar on standard error; nothing where that is no terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

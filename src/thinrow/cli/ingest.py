@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from thinrow.cli.common import progress_bar, store_option
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _CHUNK_EVENTS = 65_536
 
@@ -42,8 +46,8 @@ def command(
 ) -> None:
     """Append events from Parquet (.parquet) or Arrow IPC (.arrow, .feather) FILES to a store.
 
-    All files are read and checked before the first event is appended: bad input changes nothing. Events whose id the user
-    has already are skipped, so that an interrupted ingest is repeated as it was.
+    All files are read and checked before the first event is appended: bad input changes nothing. Events whose id the
+    user has already are skipped, so that an interrupted ingest is repeated as it was.
 
     \b
     A schema file names the columns and their feature groups:
@@ -94,7 +98,7 @@ def command(
             click.echo(f"generation {report.generation}: {report.events} events moved to the archive")
 
 
-def read_tables(files: Sequence[Path]):  # type: ignore[no-untyped-def]
+def read_tables(files: Sequence[Path]) -> pa.Table:
     """The files as one pyarrow Table. Raises InputError where a file is missing, empty, or of another kind."""
     import pyarrow as pa
     import pyarrow.parquet as pq

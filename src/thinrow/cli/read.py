@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from thinrow.cli.common import format_time, parse_time, parse_user, store_option
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from thinrow.jagged import SharedHistories
 
 
 @click.command()
@@ -30,6 +36,8 @@ def command(
 ) -> None:
     """Print the histories of USERS, oldest event first, or write them to a Parquet file.
 
+    A user without events is named on standard error.
+
     \b
     Examples:
       thinrow read 42 --store S --newest 10
@@ -51,6 +59,8 @@ def command(
         names = tuple(columns.split(",")) if columns else None
         at = NEVER - 1 if at_text is None else parse_time(at_text)
         built = store.read(ids, at, Projection(columns=names, max_len=newest))
+    for row in (built.histories.lengths() == 0).nonzero()[0].tolist():
+        click.echo(f"no events of user {ids[row]} here", err=True)
     table = flat_table(built.histories)
     if out is not None:
         pq.write_table(table, out, compression="zstd")
@@ -61,7 +71,7 @@ def command(
         click.echo(f"{user}\t{format_time(ts)}\t" + "\t".join(f"{k}={v}" for k, v in row.items()))
 
 
-def flat_table(histories):  # type: ignore[no-untyped-def]
+def flat_table(histories: SharedHistories) -> pa.Table:
     """SharedHistories as an Arrow table of one row a visible event."""
     import numpy as np
     import pyarrow as pa

@@ -18,8 +18,8 @@ def command(store_path: Path, all_generations: bool) -> None:
 
     Exit code 0 where all is well, 1 where something is damaged: each damage is a line with file, user and column.
     """
-    from thinrow.history.archive.verify import Damage, as_damage, verify_generation
     from thinrow.core.errors import ThinrowError
+    from thinrow.history.archive.verify import Damage, as_damage, verify_generation
     from thinrow.history.store import HistoryStore
 
     found: list[Damage] = []
