@@ -82,7 +82,10 @@ def _prepare(folder: Path, spec: HistoriesSpec, k: int, users_a_batch: int, resu
     user = table["user_id"].to_numpy()
     first = np.searchsorted(user, np.arange(spec.users + 1))
     rng = np.random.default_rng(spec.seed)
-    batches, slices, users, times = [], [], [], []
+    batches: list[RequestBatch] = []
+    slices: list[tuple[Ints, Ints]] = []
+    users: list[Ints] = []
+    times: list[Ints] = []
     # Clustered as the training table is: bucket by bucket, user by user.
     by_bucket = np.lexsort((np.arange(spec.users), bucket_of(np.arange(spec.users), store.pin().n_buckets)))
     for a in range(0, spec.users, users_a_batch):
@@ -96,11 +99,11 @@ def _prepare(folder: Path, spec: HistoriesSpec, k: int, users_a_batch: int, resu
         order = np.arange(k * len(members)).reshape(k, len(members)).T.ravel()
         batches.append(RequestBatch.concat(parts).take(order))
         who, when = np.repeat(members, k), asked.T.ravel()
-        stop = [
+        ends = [
             f + np.searchsorted(columns["event_ts"][f:t], w)
             for f, t, w in zip(first[who], first[who + 1], when, strict=True)
         ]
-        slices.append((first[who], np.array(stop, np.int64)))
+        slices.append((first[who], np.array(ends, np.int64)))
         users.append(who)
         times.append(when)
     generation = store.pin()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from thinrow.schema import ColumnSpec, EventSchema, Trait
@@ -73,16 +74,14 @@ def histories(spec: HistoriesSpec) -> pa.Table:
     )
 
 
-def _lengths(spec: HistoriesSpec, rng: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _lengths(spec: HistoriesSpec, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     raw = rng.lognormal(0.0, spec.sigma, spec.users)
     lengths = np.clip(raw / raw.sum() * spec.events, 1, spec.longest).astype(np.int64)
     lengths[np.argsort(lengths)[: int(spec.events - lengths.sum())]] += 1
-    return lengths
+    return lengths.astype(np.int64)
 
 
-def _times(
-    spec: HistoriesSpec, rng: np.random.Generator, lengths: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _times(spec: HistoriesSpec, rng: np.random.Generator, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     n = int(lengths.sum())
     gap = rng.exponential(1.0, n) * (rng.random(n) >= spec.tie_rate)
     total = np.cumsum(gap)
@@ -90,4 +89,5 @@ def _times(
     within = total - np.repeat(total[starts] - gap[starts], lengths)
     ends = within[np.cumsum(lengths) - 1]
     scale = np.where(ends > 0, _YEAR_MS / np.maximum(ends, 1e-9), 0.0)
-    return (1_700_000_000_000 + within * np.repeat(scale, lengths)).astype(np.int64) // 1000 * 1000
+    seconds = ((1_700_000_000_000 + within * np.repeat(scale, lengths)) / 1000).astype(np.int64)
+    return np.asarray(seconds * 1000, np.int64)
