@@ -78,7 +78,7 @@ def _lengths(spec: HistoriesSpec, rng: np.random.Generator) -> npt.NDArray[np.in
     raw = rng.lognormal(0.0, spec.sigma, spec.users)
     lengths = np.clip(raw / raw.sum() * spec.events, 1, spec.longest).astype(np.int64)
     lengths[np.argsort(lengths)[: int(spec.events - lengths.sum())]] += 1
-    return lengths.astype(np.int64)
+    return np.asarray(lengths, np.int64)
 
 
 def _times(spec: HistoriesSpec, rng: np.random.Generator, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
