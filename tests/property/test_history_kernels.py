@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def grouped(draw: st.DrawFn) -> dict[str, Any]:
     off = np.concatenate([[0], np.cumsum(lengths)])
     n = int(off[-1])
     ts, arrival = np.empty(n, np.int64), np.empty(n, np.int64)
-    for a, b in zip(off[:-1], off[1:], strict=True):
+    for a, b in itertools.pairwise(off):
         t, number = rng.integers(0, 8, b - a), rng.permutation(b - a) + 1
         order = np.lexsort((number, t))
         ts[a:b], arrival[a:b] = t[order], number[order]
