@@ -137,14 +137,18 @@ class HistoryStore:
     def bulk_load(self, table: pa.Table) -> CompactReport:
         """Import a history straight into the archive, numbered by (arrival time, input order), after what came before.
 
+        Appends and compactions may go on meanwhile. A request of one of its users that is logged while the load is
+        under way, and sees an event appended after the load began, fails its verification later: load, then serve.
+
         Raises:
+            CommitConflict: another writer committed meanwhile; nothing was loaded.
             InputError: as ``append``; or the schema has event ids, whose uniqueness only the recent tier can hold.
         """
         if self.schema.event_id_dtype is not None:
             raise InputError("bulk_load cannot check event ids against the store; use append, then compact")
+        events = check_table(table, self.schema)
         self._restart_counters()
-        self.compact()
-        return bulk_load(self.archive, self.recent, check_table(table, self.schema))
+        return bulk_load(self.archive, self.recent, events)
 
     def compact(self, *, full: bool = False, progress: Progress | None = None) -> CompactReport:
         """Move the recent tier into a new generation. ``full`` leaves one segment a bucket."""

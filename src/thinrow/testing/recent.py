@@ -396,6 +396,19 @@ class RecentTierContract:
         assert (found.top.tolist(), found.trimmed_through.tolist()) == ([4, 41], [0, 0])
         assert [e[0] for e in listed(found)[2]] == [41]
 
+    def test_reserved_numbers_are_never_given_out(self, tier: RecentTier) -> None:
+        append_rows(tier, [(1, i, None, None, values_of(i)) for i in range(3)])
+        tier.trim(np.array([1]), np.array([2]))
+        first = tier.reserve(np.array([2, 1, 3]), np.array([9, 0, 0]), np.array([5, 10, 0]))
+        assert first.tolist() == [9, 3, 0]
+        assert append_rows(tier, [(u, 9, None, None, values_of(9)) for u in (1, 2, 3)]).arrivals.tolist() == [14, 15, 1]
+        found = read(tier, [1, 2])
+        assert (found.trimmed_through.tolist(), found.top.tolist()) == ([2, 0], [14, 15])
+        assert [[e[0] for e in events] for events in listed(found).values()] == [[3, 14], [15]]
+        with pytest.raises(InputError, match="user 1 has counter 14; arrival numbers end at"):
+            tier.reserve(np.array([1]), np.array([0]), np.array([NEVER - 5]))
+        assert append_rows(tier, [(1, 9, None, None, values_of(9))]).arrivals.tolist() == [15]
+
     def test_numbers_end_before_never(self, tier: RecentTier) -> None:
         tier.raise_counters(np.array([1]), np.array([NEVER - 2]))
         row = (1, 9, None, None, values_of(9))

@@ -11,7 +11,7 @@ Content digests prove that nothing was lost: those of the output must be the sum
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
@@ -119,7 +119,8 @@ def commit_buckets(
 ) -> tuple[Generation, list[BucketWrite]]:
     """Do ``work`` for every bucket, two at a time so that one's disk waits are the other's, and commit what they wrote.
 
-    Whatever fails, the segments written are deleted again.
+    Where ``work`` fails or another writer was first, the segments written are deleted again. After any other error of
+    the commit they stay: the manifest that names them may be there.
 
     Raises:
         CommitConflict: another writer committed the next generation first.
@@ -135,14 +136,23 @@ def commit_buckets(
                     progress(i + 1, len(tasks))
             for task in tasks:
                 task.result()
-        if not written:
-            return base, []
-        return archive.commit(base, {b: w.segments for b, w in written.items()}, note), list(written.values())
     except BaseException:
-        held = {info.name for _, info in base.segments}
-        for info in (info for w in written.values() for info in w.segments if info.name not in held):
-            archive.objects.delete(info.name)
+        _delete_new(archive, base, written)
         raise
+    if not written:
+        return base, []
+    try:
+        generation = archive.commit(base, {b: w.segments for b, w in written.items()}, note)
+    except CommitConflict:
+        _delete_new(archive, base, written)
+        raise
+    return generation, list(written.values())
+
+
+def _delete_new(archive: Archive, base: Generation, written: Mapping[int, BucketWrite]) -> None:
+    held = {info.name for _, info in base.segments}
+    for info in (info for w in written.values() for info in w.segments if info.name not in held):
+        archive.objects.delete(info.name)
 
 
 def report_of(generation: Generation, written: Sequence[BucketWrite]) -> CompactReport:

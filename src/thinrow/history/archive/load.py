@@ -15,10 +15,11 @@ from thinrow.history.archive.compact import (
 )
 from thinrow.history.archive.generation import Archive
 from thinrow.history.archive.layout import STRIPE_ROWS
-from thinrow.history.archive.reader import look_up
+from thinrow.history.archive.reader import Ints, look_up
 from thinrow.history.intake import CheckedEvents
 from thinrow.history.recent.tier import RecentTier
 from thinrow.jagged import HIDE_DTYPE, Events
+from thinrow.jagged.column import concat_columns
 from thinrow.jagged.events import never_hidden
 
 
@@ -27,29 +28,19 @@ def bulk_load(
 ) -> CompactReport:
     """Give ``events`` (in arrival order) the next arrival numbers of their users and commit them as a new generation.
 
-    The recent tier must be drained (the prefix invariant: a generation holds exactly the arrivals up to some number);
-    its counters are raised first, so that a number is never given twice even if the commit fails.
+    Their numbers are taken first, so that none is given twice even if the commit fails. Recent events of these users
+    with lower numbers go into the same generation (the prefix invariant: it holds exactly the arrivals up to some
+    number); events that arrive meanwhile have higher ones and stay recent.
 
     Raises:
         CommitConflict: another writer committed meanwhile; nothing was loaded.
     """
     base = archive.pin()
     users, row_of = distinct(events.users)
-    by_arrival = np.argsort(row_of, kind="stable")
-    offsets = np.searchsorted(row_of[by_arrival], np.arange(len(users) + 1)).astype(np.int64)
-    first = np.maximum(recent.read_since(users, np.zeros(len(users), np.int64)).top, look_up(base, users).watermark)
-    arrival = np.empty(len(events), np.int64)
-    arrival[by_arrival] = np.arange(len(events)) - np.repeat(offsets[:-1] - first - 1, np.diff(offsets))
-    recent.raise_counters(users, first + np.diff(offsets))
-    order = np.lexsort((arrival, events.event_ts, row_of))
-    everything = Events(
-        users,
-        offsets,
-        events.event_ts[order],
-        arrival[order],
-        never_hidden(len(events)),
-        {n: c.take(order) for n, c in events.columns.items()},
-    )
+    loaded = np.bincount(row_of, minlength=len(users)).astype(np.int64)
+    watermark = look_up(base, users).watermark
+    first = recent.reserve(users, watermark, loaded)
+    everything = _joined(recent.read_since(users, watermark).events, events, row_of, first)
     buckets = bucket_of(users, base.n_buckets)
 
     def write(bucket: int) -> BucketWrite | None:
@@ -57,4 +48,29 @@ def bulk_load(
         new = NewEvents(part, np.zeros(len(part.users) + 1, np.int64), np.empty(0, HIDE_DTYPE))
         return write_bucket(archive, base, bucket, new, full=False, stripe_rows=stripe_rows)
 
-    return report_of(*commit_buckets(archive, base, np.unique(buckets).tolist(), write, "bulk load"))
+    generation, written = commit_buckets(archive, base, np.unique(buckets).tolist(), write, "bulk load")
+    recent.trim(users, first + loaded)
+    return report_of(generation, written)
+
+
+def _joined(held: Events, loaded: CheckedEvents, row_of: Ints, first: Ints) -> Events:
+    """The recent events up to ``first`` of each user and the loaded ones (of users ``row_of``) after them."""
+    owner = np.repeat(np.arange(len(held.users)), held.lengths)
+    before = np.flatnonzero(held.arrival <= first[owner])
+    by_user = np.argsort(row_of, kind="stable")
+    place = np.empty(len(row_of), np.int64)
+    place[by_user] = np.arange(len(row_of)) - np.searchsorted(row_of[by_user], row_of[by_user])
+    who = np.concatenate([owner[before], row_of])
+    event_ts = np.concatenate([held.event_ts[before], loaded.event_ts])
+    arrival = np.concatenate([held.arrival[before], first[row_of] + 1 + place])
+    columns = {n: concat_columns([held.columns[n].take(before), c]) for n, c in loaded.columns.items()}
+    order = np.lexsort((arrival, event_ts, who))
+    offsets = np.searchsorted(who[order], np.arange(len(held.users) + 1)).astype(np.int64)
+    return Events(
+        held.users,
+        offsets,
+        event_ts[order],
+        arrival[order],
+        never_hidden(len(order)),
+        {n: c.take(order) for n, c in columns.items()},
+    )

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from thinrow.core.errors import CorruptionError, InputError, SchemaError, UnknownEventError
 from thinrow.core.units import NEVER
-from thinrow.core.users import Users
+from thinrow.core.users import Users, plain
 from thinrow.history.recent.batch import Batch, check_batch, check_bounds, id_value
 from thinrow.history.recent.keys import arrival_keys, pack_pairs, unpack_pairs, user_keys, users_of_keys
 from thinrow.history.recent.rows import Rows, block_bounds, decode_blocks, encode_blocks, schema_id_of, split_block
@@ -132,11 +132,7 @@ class BlockTier(ABC):
         fresh = np.concatenate([[0], np.cumsum(new)])
         before = fresh[grouped.offsets]
         added = np.diff(before)
-        if (counters > NEVER - 1 - added).any():
-            u = int(np.argmax(counters > NEVER - 1 - added))
-            raise InputError(
-                f"user {grouped.users.tolist()[u]!r} has counter {counters[u]}; arrival numbers end at {NEVER - 1}"
-            )
+        _refuse_overflow(grouped.users, counters, added)
         user = batch.user_of_rows()
         arrivals = np.where(new, counters[user] + fresh[1:] - before[user], known)
         targets = None
@@ -311,6 +307,21 @@ class BlockTier(ABC):
             if rest is not None:
                 txn.put_blocks([(new_key, rest)])
 
+    def reserve(self, users: Users, at_least: npt.NDArray[np.int64], n: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See ``RecentTier.reserve``."""
+        users, at_least = check_bounds("at_least", users, at_least, self._schema.user_kind)
+        users, n = check_bounds("n", users, n, self._schema.user_kind)
+        keys = user_keys(users)
+
+        def work(txn: Writing) -> npt.NDArray[np.int64]:
+            counters, trimmed = self._counters(txn, keys)
+            first = np.maximum(counters, at_least)
+            _refuse_overflow(users, first, n)
+            txn.put_pairs("users", zip(keys, pack_pairs(first + n, trimmed), strict=True))
+            return first
+
+        return self._write(work) if len(keys) else np.empty(0, np.int64)
+
     def raise_counters(self, users: Users, at_least: npt.NDArray[np.int64]) -> None:
         """See ``RecentTier.raise_counters``."""
         users, at_least = check_bounds("at_least", users, at_least, self._schema.user_kind)
@@ -324,6 +335,13 @@ class BlockTier(ABC):
 
         if len(keys):
             self._write(work)
+
+
+def _refuse_overflow(users: Users, counters: npt.NDArray[np.int64], added: npt.NDArray[np.int64]) -> None:
+    over = counters > NEVER - 1 - added
+    if over.any():
+        u = int(np.argmax(over))
+        raise InputError(f"user {plain(users[u])!r} has counter {counters[u]}; arrival numbers end at {NEVER - 1}")
 
 
 def _hides(

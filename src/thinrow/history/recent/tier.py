@@ -128,6 +128,14 @@ class RecentTier(Protocol):
         """
         ...
 
+    def reserve(self, users: Users, at_least: npt.NDArray[np.int64], n: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Take ``n[u]`` numbers of each user for events that go elsewhere; no append ever gets them.
+
+        Returns:
+            (U,) first: the numbers are ``first + 1`` to ``first + n``, and ``first >= at_least``.
+        """
+        ...
+
     def raise_counters(self, users: Users, at_least: npt.NDArray[np.int64]) -> None:
         """Counter becomes ``max(counter, at_least[u])``: after a bulk load, or when the tier was lost."""
         ...
