@@ -178,6 +178,7 @@ def _measure(
                 "seconds_with": checked,
                 "seconds_without": unchecked,
                 "share": checked / unchecked - 1,
+                "step_share": stats.seconds.get("verify", 0.0) / max(sum(stats.seconds.values()), 1e-9),
                 "mixed_stripes_share": stats.mixed_pieces / max(stats.pieces, 1),
                 "thread_seconds_by_step": dict(stats.seconds),
                 "events_decoded": stats.events_decoded,

@@ -78,13 +78,16 @@ def _speed_table(report: Mapping[str, Any]) -> Table:
 
 def _verification_table(report: Mapping[str, Any]) -> Table:
     found = report["verification"]
-    table = _table("Cost of verification", "", "with", "without", "cost", "stripes across a bound")
+    table = _table(
+        "Cost of verification", "", "with", "without", "difference", "share of work", "stripes across a bound"
+    )
     for name, v in found.items():
         table.add_row(
             lengths(name),
             seconds(v["seconds_with"]),
             seconds(v["seconds_without"]),
             percent(v["share"]),
+            percent(v["step_share"]),
             percent(v["mixed_stripes_share"]),
         )
     return table

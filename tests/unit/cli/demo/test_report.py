@@ -25,6 +25,7 @@ def report() -> dict[str, Any]:
         "seconds_with": 1.05,
         "seconds_without": 1.0,
         "share": 0.05,
+        "step_share": 0.03,
         "mixed_stripes_share": 0.1,
         "events_decoded": 9,
     }
