@@ -1,20 +1,25 @@
-"""What several commands share: the store option, times, progress bars."""
+"""What several commands share: the store option, users, times, progress bars."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from thinrow.core.errors import InputError
+from thinrow.core.units import NEVER
 
 if TYPE_CHECKING:
-    from thinrow.core.users import UserKind
+    from thinrow.core.users import UserKind, Users
     from thinrow.history.archive.compact import Progress
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NAMED = 5
 
 store_option = click.option(
     "--store", "store_path", type=click.Path(path_type=Path), required=True, help="Directory of the store."
@@ -25,36 +30,60 @@ def parse_time(text: str) -> int:
     """Milliseconds since 1970 (UTC) from an integer or an ISO 8601 time; a time without zone is UTC.
 
     Raises:
-        InputError: the text is neither.
+        InputError: the text is neither, or before 1970.
     """
-    if text.lstrip("-").isdigit():
+    try:
         value = int(text)
-    else:
+    except ValueError:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
             raise InputError(
                 f"time {text!r} is neither milliseconds nor ISO 8601; write 1500000000000 or 2017-07-14T02:40"
             ) from None
-        value = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-    if value < 0:
-        raise InputError(f"time {text!r} is {value} ms; it must be 0 or more")
+        value = ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
+    if not 0 <= value < NEVER:
+        raise InputError(f"time {text!r} is {value} ms since 1970; it must be from 0 to {NEVER - 1}")
     return value
 
 
 def format_time(ms: int) -> str:
-    """ISO 8601 in UTC with milliseconds."""
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def parse_user(text: str, kind: UserKind) -> int | str:
-    """A user id as the store's kind. Raises InputError where it is not one."""
-    if kind == "string":
-        return text
+    """ISO 8601 in UTC with milliseconds; the milliseconds themselves beyond the year 9999."""
     try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"user {text!r} is not an integer, and this store holds int64 ids; pass an integer") from None
+        moment = _EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return f"{ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_users(texts: Sequence[str], kind: UserKind) -> Users:
+    """User ids of the store's kind, repeats once. Raises InputError where a text is not one."""
+    from thinrow.core.users import as_users
+
+    if kind == "string":
+        return as_users(list(dict.fromkeys(texts)), kind)
+    found: dict[int, None] = {}
+    for text in texts:
+        try:
+            user = int(text)
+        except ValueError:
+            raise InputError(f"user {text!r} is not an integer, and this store holds int64 ids: pass one") from None
+        if not -(1 << 63) <= user < 1 << 63:
+            raise InputError(f"user {text} is out of bounds; int64 ids are from -2^63 to 2^63 - 1")
+        found[user] = None
+    return as_users(list(found), kind)
+
+
+def name_unknown(users: Users, store_path: Path) -> None:
+    """Say which users the store does not know, and exit with status 1; nothing where ``users`` is empty."""
+    if not len(users):
+        return
+    listed = ", ".join(str(u) for u in users[:_NAMED].tolist()) + (", ..." if len(users) > _NAMED else "")
+    who = f"user {listed} has" if len(users) == 1 else f"{len(users)} users ({listed}) have"
+    click.echo(
+        f"thinrow: {who} no events in the store at {store_path}; `thinrow read --all-users` shows who has", err=True
+    )
+    sys.exit(1)
 
 
 @contextmanager

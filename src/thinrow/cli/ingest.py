@@ -13,6 +13,10 @@ from thinrow.cli.common import progress_bar, store_option
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from thinrow.history.intake import CheckedEvents
+    from thinrow.history.store import HistoryStore
+    from thinrow.schema import EventSchema
+
 _CHUNK_EVENTS = 65_536
 
 
@@ -29,99 +33,141 @@ _CHUNK_EVENTS = 65_536
 @click.option("--user", help="Without --schema: the user column; other columns are inferred.")
 @click.option("--time", help="Without --schema: the event time column (timestamp or ms).")
 @click.option("--event-id", help="Without --schema: the column of event ids (appends become idempotent).")
+@click.option("--supersedes", help="Without --schema: the column with the id of the event that this one corrects.")
 @click.option("--arrival-time", help="Without --schema: the column that says when an event became known.")
-@click.option("--buckets", default=16, show_default=True, help="With --create: number of buckets, for good.")
+@click.option("--buckets", type=int, help="With --create: number of buckets, for good.  [default: 16]")
 @click.option("--compact/--no-compact", "then_compact", default=False, help="Compact afterwards.")
 def command(
     files: Sequence[Path],
     store_path: Path,
     create: bool,
     schema_path: Path | None,
-    user: str | None,
-    time: str | None,
-    event_id: str | None,
-    arrival_time: str | None,
-    buckets: int,
+    buckets: int | None,
     then_compact: bool,
+    **columns: str | None,
 ) -> None:
-    """Append events from Parquet (.parquet) or Arrow IPC (.arrow, .feather) FILES to a store.
+    """Append events from Parquet or Arrow IPC FILES to a store.
 
     All files are read and checked before the first event is appended: bad input changes nothing. Events whose id the
-    user has already are skipped, so that an interrupted ingest is repeated as it was.
+    user has already are skipped, so that an interrupted ingest is repeated as it was; without ids it would append them
+    again.
 
     \b
     A schema file names the columns and their feature groups:
-      user = "household_id"
-      time = "transaction_timestamp"
+      user = "household_id"            int64 or string
+      time = "transaction_timestamp"   timestamp, or int64 ms since 1970
+      event_id = "line_id"             optional, as are supersedes and arrival_time
       [groups.item]
       product_id = { trait = "id", dtype = "int64" }
+      [groups.price]
+      price = { trait = "numeric", dtype = "float64", nullable = true }
 
     \b
     Examples:
       thinrow ingest events.parquet --store S --create --schema events.toml
       thinrow ingest events.parquet --store S --create --user user_id --time ts
+      thinrow ingest more.arrow --store S --compact
     """
+    from thinrow.cli.tables import read_tables
     from thinrow.core.errors import InputError
     from thinrow.history.intake import check_table
-    from thinrow.history.store import HistoryStore
-    from thinrow.schema import EventSchema
+    from thinrow.history.store import DEFAULT_BUCKETS, HistoryStore
 
     table = read_tables(files)
-    exists = (store_path / "archive" / "manifests").is_dir()
+    exists = HistoryStore.exists(store_path)
+    if not exists and not create:
+        raise InputError(f"no store at {store_path}; add --create with --schema FILE, or with --user and --time")
+    schema = None
+    if schema_path is not None or any(columns.values()):
+        schema = _schema(table.schema, schema_path, columns)
     if exists:
-        store = HistoryStore.open(store_path)
-    else:
-        if not create:
-            raise InputError(f"no store at {store_path}; add --create with --schema FILE, or with --user and --time")
-        if schema_path is not None:
-            schema = EventSchema.load(schema_path, table.schema)
-        elif user and time:
-            schema = EventSchema.infer(table.schema, user=user, time=time, event_id=event_id, arrival_time=arrival_time)
-        else:
-            raise InputError("--create needs --schema FILE, or --user COLUMN and --time COLUMN")
-        check_table(table, schema)
-        store = HistoryStore.create(store_path, schema, buckets)
-    with store:
-        events = check_table(table, store.schema)
-        # A correction may turn out to name nothing; then all of the input must stay out, so it goes in as one append.
-        chunk = _CHUNK_EVENTS if events.supersedes is None else max(len(events), 1)
-        appended = 0
-        with progress_bar("ingest") as progress:
-            for a in range(0, len(events), chunk):
-                b = min(a + chunk, len(events))
-                appended += int((~store.append_checked(events.slice(a, b)).duplicate).sum())
-                progress(b, len(events))
-        click.echo(f"{appended} events appended, {len(events) - appended} known already")
-        if then_compact:
-            with progress_bar("compact") as progress:
-                report = store.compact(progress=progress)
-            click.echo(f"generation {report.generation}: {report.events} events moved to the archive")
+        with HistoryStore.open(store_path) as store:
+            _require_same(store, store_path, schema, buckets)
+            _append(store, check_table(table, store.schema), then_compact)
+        return
+    if schema is None:
+        raise InputError("--create needs --schema FILE, or --user COLUMN and --time COLUMN")
+    events = check_table(table, schema)
+    _check_corrections(events, schema)
+    with HistoryStore.create(store_path, schema, DEFAULT_BUCKETS if buckets is None else buckets) as store:
+        _append(store, events, then_compact)
 
 
-def read_tables(files: Sequence[Path]) -> pa.Table:
-    """The files as one pyarrow Table. Raises InputError where a file is missing, empty, or of another kind."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _schema(arrow: pa.Schema, schema_path: Path | None, columns: dict[str, str | None]) -> EventSchema:
     from thinrow.core.errors import InputError
+    from thinrow.schema import EventSchema
 
-    tables = []
-    for path in files:
-        if not path.is_file():
-            raise InputError(f"no file at {path}")
-        if path.stat().st_size == 0:
-            raise InputError(f"{path} is empty (0 bytes); it must be a Parquet or Arrow file")
-        try:
-            if path.suffix in (".arrow", ".feather", ".ipc"):
-                with pa.memory_map(str(path)) as source:
-                    tables.append(pa.ipc.open_file(source).read_all())
-            else:
-                tables.append(pq.read_table(path))
-        except (pa.ArrowInvalid, OSError) as e:
-            raise InputError(f"{path} is not a readable Parquet or Arrow file: {e}") from e
-        if tables[-1].num_rows == 0:
-            raise InputError(f"{path} holds no rows; leave it out")
+    if schema_path is not None:
+        if any(columns.values()):
+            raise InputError("--schema names the columns already; leave out --user, --time and the like")
+        return EventSchema.load(schema_path, arrow)
+    user, time = columns["user"], columns["time"]
+    if not (user and time):
+        raise InputError("without --schema both --user COLUMN and --time COLUMN are needed")
+    return EventSchema.infer(
+        arrow,
+        user=user,
+        time=time,
+        event_id=columns["event_id"],
+        supersedes=columns["supersedes"],
+        arrival_time=columns["arrival_time"],
+    )
+
+
+def _require_same(store: HistoryStore, path: Path, schema: EventSchema | None, buckets: int | None) -> None:
+    """Options that describe a store must describe the one that is there."""
+    from thinrow.core.errors import InputError, SchemaError
+
+    held = store.pin()
+    if buckets is not None and buckets != held.n_buckets:
+        raise InputError(f"--buckets {buckets}, but the store at {path} has {held.n_buckets} for good; leave it out")
+    if schema is None:
+        return
+    own = f"in the store at {path}; leave the schema out to use its own"
+    here, there = schema.to_dict(), held.schema.to_dict()
+    for key in here:
+        if key not in ("columns", "schema_id") and here[key] != there[key]:
+            raise SchemaError(f"{key} is {here[key]!r}, but {there[key]!r} {own}")
+    mine, its = ({c["name"]: c for c in s["columns"]} for s in (here, there))
+    for name in [*mine, *its]:
+        if mine.get(name) != its.get(name):
+            raise SchemaError(f"column {name!r} is {_described(mine.get(name))}, but {_described(its.get(name))} {own}")
+
+
+def _described(column: dict[str, object] | None) -> str:
+    if column is None:
+        return "missing"
+    return ", ".join(f"{k} {v!r}" for k, v in column.items() if k != "name")
+
+
+def _check_corrections(events: CheckedEvents, schema: EventSchema) -> None:
+    """Try corrections in memory, so that one of nothing does not leave a new, empty store behind."""
+    from thinrow.history.recent.memory import MemoryRecent
+
+    if events.supersedes is not None:
+        trial = MemoryRecent(schema)
+        trial.append(events.users, events.event_ts, events.columns, events.event_ids, events.supersedes)
+
+
+def _append(store: HistoryStore, events: CheckedEvents, then_compact: bool) -> None:
+    from thinrow.core.errors import ThinrowError
+
+    # A correction may turn out to name nothing; then all of the input must stay out, so it goes in as one append.
+    chunk = _CHUNK_EVENTS if events.supersedes is None else max(len(events), 1)
+    appended = done = 0
     try:
-        return pa.concat_tables(tables, promote_options="none")
-    except pa.ArrowInvalid as e:
-        raise InputError(f"the files have different columns: {e}; ingest them one by one") from e
+        with progress_bar("ingest") as progress:
+            for start in range(0, len(events), chunk):
+                result = store.append_checked(events.slice(start, min(start + chunk, len(events))))
+                appended += int((~result.duplicate).sum())
+                done += len(result.duplicate)
+                progress(done, len(events))
+    except ThinrowError:
+        if done:
+            click.echo(f"the first {done} of {len(events)} events are in the store, the others are not", err=True)
+        raise
+    click.echo(f"{appended} events appended, {len(events) - appended} known already")
+    if then_compact:
+        with progress_bar("compact") as progress:
+            report = store.compact(progress=progress)
+        click.echo(f"generation {report.generation}: {report.events} events moved to the archive")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -60,6 +61,11 @@ def main() -> None:
     except ThinrowError as e:
         click.echo(f"thinrow: {' '.join(str(e).split())}", err=True)
         sys.exit(1)
+    except BrokenPipeError:
+        # The reader of our output has seen enough; a second message on closing it would be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as e:
-        click.echo(f"thinrow: {e.strerror or e}: {e.filename or ''}; nothing was changed", err=True)
+        where = f" {e.filename}" if e.filename else ""
+        click.echo(f"thinrow: {e.strerror or e}:{where}; check the path, permissions and free space", err=True)
         sys.exit(1)

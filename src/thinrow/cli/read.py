@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from thinrow.cli.common import format_time, parse_time, parse_user, store_option
+from thinrow.cli.common import format_time, name_unknown, parse_time, parse_users, store_option
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,39 +37,43 @@ def command(
 ) -> None:
     """Print the histories of USERS, oldest event first, or write them to a Parquet file.
 
-    A user without events is named on standard error.
+    A line has user, time (UTC), arrival number and columns, separated by tabs; times in a Parquet file are milliseconds
+    since 1970. A user that the store does not know is named on standard error, and the exit status is then 1.
 
     \b
     Examples:
       thinrow read 42 --store S --newest 10
       thinrow read --all-users --store S --columns product_id,price --out events.parquet
+      thinrow read --store S -- -42                  ids that begin with a dash, after --
     """
-    import pyarrow.parquet as pq
-
     from thinrow.core.errors import InputError
     from thinrow.core.units import NEVER
-    from thinrow.core.users import as_users
+    from thinrow.history.reconstruct import reconstruct
     from thinrow.history.store import HistoryStore
     from thinrow.schema import Projection
 
+    if bool(users) == all_users:
+        raise InputError("which users? name at least one, or pass --all-users (not both)")
+    at = NEVER - 1 if at_text is None else parse_time(at_text)
+    names = None if columns is None else tuple(c.strip() for c in columns.split(","))
+    projection = Projection(columns=names, max_len=newest)
     with HistoryStore.open(store_path) as store:
-        kind = store.schema.user_kind
-        if not users and not all_users:
-            raise InputError("name at least one user, or pass --all-users")
-        ids = store.users() if all_users else as_users([parse_user(u, kind) for u in dict.fromkeys(users)], kind)
-        names = tuple(columns.split(",")) if columns else None
-        at = NEVER - 1 if at_text is None else parse_time(at_text)
-        built = store.read(ids, at, Projection(columns=names, max_len=newest))
-    for row in (built.histories.lengths() == 0).nonzero()[0].tolist():
-        click.echo(f"no events of user {ids[row]} here", err=True)
-    table = flat_table(built.histories)
+        projection.resolve(store.schema)
+        ids = store.users() if all_users else parse_users(users, store.schema.user_kind)
+        taken = store.snapshot(ids, at)
+        histories = reconstruct(taken.generation, taken.requests, projection).histories
+    known = taken.requests.versions["snapshot_arrival"] > 0
+    for row in (known & (histories.lengths() == 0)).nonzero()[0].tolist():
+        click.echo(f"thinrow: user {ids[row]} has no events before {at_text}", err=True)
+    table = flat_table(histories)
     if out is not None:
-        pq.write_table(table, out, compression="zstd")
-        click.echo(f"{table.num_rows} events of {len(ids)} users written to {out}")
-        return
-    for row in table.to_pylist():
-        user, ts = row.pop("user_id"), row.pop("event_ts")
-        click.echo(f"{user}\t{format_time(ts)}\t" + "\t".join(f"{k}={v}" for k, v in row.items()))
+        write_whole(table, out)
+        click.echo(f"{table.num_rows} events of {int(known.sum())} users written to {out}")
+    else:
+        for row in table.to_pylist():
+            user, ts = row.pop("user_id"), row.pop("event_ts")
+            click.echo(f"{user}\t{format_time(ts)}\t" + "\t".join(f"{k}={v}" for k, v in row.items()))
+    name_unknown(ids[~known], store_path)
 
 
 def flat_table(histories: SharedHistories) -> pa.Table:
@@ -80,8 +85,20 @@ def flat_table(histories: SharedHistories) -> pa.Table:
     owner = np.repeat(histories.user_of, np.diff(offsets))
     events = histories.events
     data = {
-        "user_id": pa.array(events.users[owner].tolist()),
+        "user_id": pa.array(events.users[owner], pa.int64() if events.users.dtype == np.int64 else pa.string()),
         "event_ts": pa.array(events.event_ts[positions]),
         "arrival": pa.array(events.arrival[positions]),
     }
     return pa.table({**data, **{n: c.take(positions).to_arrow() for n, c in events.columns.items()}})
+
+
+def write_whole(table: pa.Table, path: Path) -> None:
+    """Write a Parquet file that appears whole or not at all. Raises OSError where the disk refuses."""
+    import pyarrow.parquet as pq
+
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        pq.write_table(table, part, compression="zstd")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from thinrow.core.errors import DuplicateEventError, InputError, SchemaError, UserKindError
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users, as_users, plain
+from thinrow.history.recent.keys import MAX_EVENT_ID_BYTES
 from thinrow.jagged import Column
 from thinrow.schema import EventSchema
 
@@ -68,10 +70,12 @@ def check_table(table: pa.Table, schema: EventSchema) -> CheckedEvents:
         event_ids = _typed(
             _get(table, schema.event_id_column, "event_id"), schema.event_id_dtype, schema.event_id_column
         )
+        _check_id_lengths(event_ids, schema.event_id_column)
         _check_distinct(users, event_ids)
     if schema.supersedes_column is not None and schema.event_id_dtype is not None:
         name = schema.supersedes_column
         supersedes = _typed(_get(table, name, "supersedes"), schema.event_id_dtype, name)
+        _check_id_lengths(supersedes, name)
     checked = CheckedEvents(users, event_ts, columns, event_ids, supersedes)
     if schema.arrival_time_column is None:
         return checked
@@ -166,6 +170,22 @@ def _times(array: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
             "milliseconds since 1970: drop or fix the row"
         )
     return column.values
+
+
+def _check_id_lengths(ids: Column, name: str) -> None:
+    """Checked before the first event is appended, although the recent tier checks it too."""
+    if ids.dictionary is None or not len(ids.dictionary):
+        return
+    sizes = pc.binary_length(ids.dictionary.cast(pa.binary())).to_numpy(zero_copy_only=False)
+    long = (sizes > MAX_EVENT_ID_BYTES)[ids.values]
+    if ids.valid is not None:
+        long &= ids.valid
+    if long.any():
+        row = int(np.flatnonzero(long)[0])
+        raise InputError(
+            f"event id {name!r} has {sizes[ids.values[row]]} UTF-8 bytes in row {row}; at most {MAX_EVENT_ID_BYTES} "
+            "are allowed: hash longer ids"
+        )
 
 
 def _check_distinct(users: Users, ids: Column) -> None:

@@ -26,6 +26,9 @@ def verify_recent(
     """All damage of the tier. ``file`` is what the tier is called; safe beside appends and compactions."""
     users = recent.known_users()
     found: list[Damage] = []
+    if not len(users) and pin().n_rows:
+        what = "it knows no user although the archive holds events: it was lost, and with it what was not compacted"
+        found.append(Damage(file, None, None, what))
     for a in range(0, len(users), _USERS_AT_ONCE):
         found += _verify_users(pin, recent, file, users[a : a + _USERS_AT_ONCE])
         if progress is not None:

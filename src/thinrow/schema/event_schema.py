@@ -274,10 +274,21 @@ class EventSchema:
         path = Path(path)
         if not path.is_file():
             raise SchemaError(f"no schema file at {path}; pass --schema FILE.toml or FILE.py")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as e:
+            raise SchemaError(f"{path} is not UTF-8 text ({e}); pass a TOML or Python file") from e
         if path.suffix != ".py":
-            return cls.from_toml(path.read_text(), arrow)
+            return cls.from_toml(text, arrow)
         scope: dict[str, Any] = {}
-        exec(compile(path.read_text(), str(path), "exec"), scope)
+        try:
+            exec(compile(text, str(path), "exec"), scope)
+        except SchemaError:
+            raise
+        except Exception as e:
+            raise SchemaError(
+                f"{path} does not run: {type(e).__name__}: {e}; mend it, or write the schema as TOML"
+            ) from e
         schema = scope.get("schema")
         if not isinstance(schema, cls):
             raise SchemaError(f"{path} defines no `schema` of type EventSchema; add: schema = EventSchema(...)")
@@ -305,9 +316,11 @@ def _column_from_toml(group: str, name: str, spec: object, next_id: int) -> Colu
         raise SchemaError(
             f"column {name!r}: unknown trait {spec['trait']!r}; known: {', '.join(t.value for t in Trait)}"
         ) from None
-    return ColumnSpec(
-        int(spec.get("id", next_id)), name, trait, spec["dtype"], group, bool(spec.get("nullable", False))
-    )
+    column_id, nullable = spec.get("id", next_id), spec.get("nullable", False)
+    for key, value, kind in (("id", column_id, int), ("nullable", nullable, bool)):
+        if type(value) is not kind:
+            raise SchemaError(f"column {name!r}: {key} is {value!r}; it must be of type {kind.__name__}")
+    return ColumnSpec(column_id, name, trait, spec["dtype"], group, nullable)
 
 
 def _guess(field: pa.Field) -> tuple[DType, Trait]:

@@ -34,13 +34,13 @@ def test_values_are_no_markup(store: str) -> None:
 
 def test_inspect_of_nobody(store: str) -> None:
     done = CliRunner().invoke(cli, ["inspect", "nobody", "--store", store, "--at", "1500"], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert "nothing in the archive" in done.stdout
-    assert "seq_len=0" in done.stdout
+    assert done.exit_code == 1
+    assert "user nobody has no events in the store" in done.stderr
+    assert done.stdout == ""
 
 
 def test_read_names_users_without_events(store: str) -> None:
     done = CliRunner().invoke(cli, ["read", "y", "nobody", "--store", store], catch_exceptions=False)
-    assert done.exit_code == 0
+    assert done.exit_code == 1
     assert done.stdout == "y\t1970-01-01T00:00:02.000Z\tarrival=1\ttext=plain\n"
-    assert done.stderr == "no events of user nobody here\n"
+    assert done.stderr.startswith("thinrow: user nobody has no events in the store at ")

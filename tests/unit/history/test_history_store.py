@@ -245,6 +245,7 @@ def test_bad_tables_change_nothing(tmp_path: Path) -> None:
             (InputError, "'user_id' is null in row 1", replaced("user_id", pa.array([1, None]))),
             (InputError, "'event_ts' is null in row 0", replaced("event_ts", pa.array([None, 1]))),
             (InputError, "'event_ts' is -7 in row 1; it must be 0 or more", replaced("event_ts", pa.array([3, -7]))),
+            (SchemaError, "out of bounds timestamp", replaced("event_ts", pa.array([0, 2**60], pa.timestamp("s")))),
             (SchemaError, "'event_ts' has type string", replaced("event_ts", pa.array(["a", "b"]))),
             (DuplicateEventError, "id 2 of user 1 appears twice", pa.concat_tables([good, good])),
             (UnknownEventError, "supersedes 77, an event that user 2", replaced("supersedes", pa.array([None, 77]))),
