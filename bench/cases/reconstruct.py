@@ -32,6 +32,7 @@ from thinrow.history.reconstruct import reconstruct
 from thinrow.history.requests import RequestBatch
 from thinrow.history.store import HistoryStore
 from thinrow.jagged.jagged import ranges_index
+from thinrow.kernels import kernel
 from thinrow.schema import Projection
 
 Ints = npt.NDArray[np.int64]
@@ -191,10 +192,11 @@ def _copy_slices(
     columns: dict[str, npt.NDArray[Any]], start: Ints, stop: Ints, newest: int | None, out: dict[str, npt.NDArray[Any]]
 ) -> int:
     lengths, offsets = _cut(start, stop, newest)
+    copy = kernel("copy_ranges")
     for name, values in columns.items():
-        target = out[name]
-        for e, n, o in zip(stop.tolist(), lengths.tolist(), offsets.tolist(), strict=False):
-            target[o : o + n] = values[e - n : e]
+        size = values.itemsize
+        source, target = values.view(np.uint8), out[name].view(np.uint8)
+        copy(source, (stop - lengths) * size, lengths * size, target, offsets[:-1] * size)
     return int(offsets[-1])
 
 

@@ -65,7 +65,8 @@ class Column:
 
     @classmethod
     def from_arrow(cls, array: pa.Array | pa.ChunkedArray, dtype: str) -> Column:
-        """An Arrow array as a Column of ``dtype``; casts only where no value changes.
+        """An Arrow array as a Column of ``dtype``: integers must fit, float64 is rounded to float32, a timestamp is cut
+        to whole milliseconds.
 
         Raises:
             SchemaError: a value does not fit ``dtype``.
@@ -87,7 +88,10 @@ class Column:
                 array = array.cast(options=finer).cast(pa.int64())
             if pa.types.is_dictionary(array.type):
                 array = array.dictionary_decode()
-            array = array.cast(target)
+            cast = array.cast(target)
+            if dtype == "float32" and not pc.all(pc.equal(pc.is_inf(cast), pc.is_inf(array)), min_count=0).as_py():
+                raise pa.ArrowInvalid("a value is beyond the largest float32")
+            array = cast
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
             raise SchemaError(f"a value of type {array.type} is not a {dtype}: {e}; cast the column first") from e
         if valid is not None:

@@ -48,7 +48,7 @@ KEYS_GROUP, IDS_GROUP = "keys", "ids"
 
 
 class Trait(str, Enum):
-    """What a column's values mean; the codec and the feature ops choose by it."""
+    """What a column's values mean; it bounds the dtypes that the column may have."""
 
     TIMESTAMP = "timestamp"
     ID = "id"

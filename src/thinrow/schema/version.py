@@ -66,5 +66,7 @@ class HistoryVersion:
             raise InputError(f"an encoded version has {_WIRE.size} bytes, got {len(data)}; log it whole")
         form, *fields = _WIRE.unpack(data)
         if form != _WIRE_FORMAT:
-            raise InputError(f"version format {form} is newer than {_WIRE_FORMAT}; update thinrow")
+            raise InputError(
+                f"version format {form} is not {_WIRE_FORMAT}, the one known; log it whole, or update thinrow"
+            )
         return cls(*fields)

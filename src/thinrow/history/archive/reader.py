@@ -35,7 +35,7 @@ _BYTES_CODEC = 7
 
 @dataclass(slots=True)
 class ReadStats:
-    """What a read cost. ``seconds`` by stage: index, keys, verify, fetch, decode, merge."""
+    """What a read cost. ``seconds`` by stage: index, fetch, crc, decode, verify, merge; no second is booked twice."""
 
     bytes_read: int = 0
     events_decoded: int = 0

@@ -19,7 +19,7 @@ from thinrow.core.users import Users
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.layout import StoredColumn, key_columns
 from thinrow.history.archive.reader import Ints, Pieces, ReadStats, RowReader, group_hides, look_up, with_hides
-from thinrow.jagged import HIDE_DTYPE, Events
+from thinrow.jagged import Events
 from thinrow.kernels import kernel
 
 _EVENT_TS, _ARRIVAL, _HIDDEN_FROM = key_columns()
@@ -67,9 +67,8 @@ class Window:
         self._spans = tuple(found.field(n) for n in ("first_ts", "last_ts", "max_arrival", "min_hidden_from"))
         self._digest = found.field("digest")
         stats.pieces += len(self._rows)
-        since = stats.clock("index", since)
+        stats.clock("index", since)
         self._read_mixed()
-        stats.clock("keys", since)
 
     def _read_mixed(self) -> None:
         mixed = np.flatnonzero(
@@ -155,8 +154,3 @@ def read_everything(generation: Generation, users: Users, columns: Sequence[Stor
     # Bound NEVER - 1 with every event shown: a window that nothing falls out of needs no key read to be exact.
     window = Window(generation, users, np.arange(n), everything, everything - 1, stats)
     return window.read(None, np.full(n, np.iinfo(np.int64).min, np.int64), columns)
-
-
-def no_hides(n: int) -> tuple[npt.NDArray[np.void], Ints]:
-    """An empty hide-list for n users."""
-    return np.empty(0, HIDE_DTYPE), np.zeros(n + 1, np.int64)
