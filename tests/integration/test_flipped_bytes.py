@@ -20,7 +20,7 @@ import pytest
 from thinrow.core.errors import CorruptionError, NewerFormatError, ObjectNotFound, StoreError, ThinrowError
 from thinrow.history.archive import compact as compact_module
 from thinrow.history.archive import writer as writer_module
-from thinrow.history.archive.compact import compact
+from thinrow.history.compact import compact
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.layout import stored_columns
 from thinrow.history.archive.reader import ReadStats
@@ -60,6 +60,7 @@ class World:
     users: Any
     batch: RequestBatch
     truth: list[Any]
+    little: list[Any]
 
     def segments(self) -> list[str]:
         """Those of the newest generation; older ones may be merged away."""
@@ -127,7 +128,7 @@ def build(kind: str) -> World:
             compact(archive, recent)
     batch = RequestBatch.concat(batches)
     files = {n: objects.get(n) for n in objects.list("")}
-    return World(schema, files, users, batch, read_all(files, users, batch))
+    return World(schema, files, users, batch, read_all(files, users, batch), read_little(files, batch))
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -161,9 +162,9 @@ def read_all(files: Files, users: Any, batch: RequestBatch) -> list[Any]:
     return found
 
 
-def read_little(files: Files, world: World) -> list[Any]:
+def read_little(files: Files, batch: RequestBatch) -> list[Any]:
     """One column, newest 2, of one request: most bytes are none of its business."""
-    one = world.batch.take(np.array([-1]))
+    one = batch.take(np.array([-1]))
     histories = reconstruct(opened(files), one, Projection(columns=("kind",), max_len=2)).histories
     return [histories.to_jagged(c).to_arrow().to_pylist() for c in ("event_ts", "kind")]
 
@@ -176,6 +177,11 @@ def attempt(read: Callable[[], T]) -> T | CorruptionError | NewerFormatError | O
         return e
 
 
+def only_that(generation: Generation, name: str) -> Generation:
+    """The generation with segment ``name`` alone: to verify the sound ones too would take most of the time."""
+    return generation.only([i for i, (_, info) in enumerate(generation.segments) if info.name == name])
+
+
 def names_file(error: object, name: str) -> bool:
     if isinstance(error, CorruptionError):
         return error.file == name and name in str(error)
@@ -184,7 +190,7 @@ def names_file(error: object, name: str) -> bool:
 
 def check(world: World, files: Files, name: str, block: tuple[set[Any], str] | None = None) -> None:
     """Hold a store whose file ``name`` is damaged to the promise. ``block``: users and column of the block hit."""
-    damages = attempt(lambda: verify_generation(opened(files)))
+    damages = attempt(lambda: verify_generation(only_that(opened(files), name)))
     if isinstance(damages, list):
         assert any(d.file == name for d in damages), f"verify reports {damages}"
         if block is not None:
@@ -198,8 +204,8 @@ def check(world: World, files: Files, name: str, block: tuple[set[Any], str] | N
         assert isinstance(everything, CorruptionError)
         assert everything.user in block[0]
         assert everything.column == block[1]
-    little = attempt(lambda: read_little(files, world))
-    assert little == read_little(world.files, world) or names_file(little, name), str(little)
+    little = attempt(lambda: read_little(files, world.batch))
+    assert little == world.little or names_file(little, name), str(little)
 
 
 def blocks_of(world: World, name: str) -> list[tuple[int, int, set[Any], str]]:
@@ -264,7 +270,7 @@ def test_a_sample_of_flipped_bytes(world: World) -> None:
         objects.put(name, world.files[name])
         container = Segment(objects, name).container
         regions = [(a, b) for a, b, _, _ in blocks_of(world, name)]
-        regions = [regions[i] for i in rng.permutation(len(regions))[:6]]
+        regions = [regions[i] for i in rng.permutation(len(regions))[:25]]
         regions += [(o, o + n) for o, n, _ in map(container.section, container.sections)]
         regions += [(0, 8), (8, 10), (10, 16), (size - 32, size - 24), (size - 24, size - 20), (size - 20, size - 14)]
         regions += [(size - 14, size - 8), (size - 8, size), (max(o for _, o in regions[:-6]), size - 32)]
@@ -272,7 +278,7 @@ def test_a_sample_of_flipped_bytes(world: World) -> None:
         flip_and_check(world, name, places)
     manifest = world.newest_manifest()
     size = len(world.files[manifest])
-    places = [(int(at), int(rng.integers(1, 256))) for at in rng.integers(0, size, 60)]
+    places = [(int(at), int(rng.integers(1, 256))) for at in rng.integers(0, size, 150)]
     flip_and_check(world, manifest, places)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000, "KiB more than before"
 
@@ -289,7 +295,7 @@ def test_spaces_of_a_manifest_are_vouched_for_too(world: World) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
+@pytest.mark.parametrize("mask", [0x01, 0xFF])
 def test_every_byte_flipped(world: World, mask: int) -> None:
     for name in (*world.segments(), world.newest_manifest()):
         flip_and_check(world, name, [(at, mask) for at in range(len(world.files[name]))])
