@@ -20,13 +20,13 @@ import pytest
 from thinrow.core.errors import CorruptionError, NewerFormatError, ObjectNotFound, StoreError, ThinrowError
 from thinrow.history.archive import compact as compact_module
 from thinrow.history.archive import writer as writer_module
-from thinrow.history.compact import compact
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.layout import stored_columns
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.segment import Segment
 from thinrow.history.archive.verify import verify_generation
 from thinrow.history.archive.window import read_everything
+from thinrow.history.compact import compact
 from thinrow.history.intake import check_table
 from thinrow.history.recent.memory import MemoryRecent
 from thinrow.history.reconstruct import reconstruct

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from thinrow.history.archive.compact import compact
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.verify import verify_generation
+from thinrow.history.compact import compact
 from thinrow.history.intake import check_table
 from thinrow.history.recent.memory import MemoryRecent
 from thinrow.history.reconstruct import reconstruct
@@ -167,7 +167,7 @@ def check(world: World) -> None:
 
 
 def play(script: list[tuple[Any, ...]], kind: str, stripe_rows: int, monkeypatch: pytest.MonkeyPatch) -> World:
-    from thinrow.history.archive import compact as module
+    from thinrow.history import compact as module
 
     world = World(kind, stripe_rows)
     original = module.write_segment

@@ -21,11 +21,11 @@ from thinrow.core.errors import InputError, VersionMismatch
 from thinrow.core.units import NEVER
 from thinrow.core.users import distinct, plain
 from thinrow.history.archive.generation import Generation
+from thinrow.history.archive.hides import hide
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.reader import Ints, ReadStats
 from thinrow.history.archive.window import Window, merge
 from thinrow.history.requests import RequestBatch
-from thinrow.history.snapshot import hide
 from thinrow.jagged import Column, Events, SharedHistories
 from thinrow.jagged.column import concat_columns, null_column
 from thinrow.kernels import kernel

@@ -16,13 +16,13 @@ import numpy.typing as npt
 from thinrow.core.errors import InputError, StoreError
 from thinrow.core.users import Users
 from thinrow.history.archive.generation import Generation
+from thinrow.history.archive.hides import hide
 from thinrow.history.archive.layout import EVENT_ID
 from thinrow.history.archive.reader import Pieces, ReadStats, look_up
 from thinrow.history.archive.window import Window
 from thinrow.history.recent.tier import RecentRead, RecentTier
 from thinrow.history.requests import RequestBatch
 from thinrow.jagged import Events
-from thinrow.kernels import kernel
 from thinrow.schema import VERSION_DTYPE
 
 #: A user with more recent events than this is compacted before it is logged: inline they would be a fat row again.
@@ -99,30 +99,8 @@ def _pin_and_read(
     )
 
 
-def in_time_order(events: Events) -> Events:
-    """The same events, each user's in order of (event_ts, arrival)."""
-    owner = np.repeat(np.arange(len(events.users)), events.lengths)
-    return events.take_rows(np.lexsort((events.arrival, events.event_ts, owner)), events.offsets)
-
-
-def hide(events: Events, hides: npt.NDArray[np.void], hide_offsets: npt.NDArray[np.int64]) -> Events:
-    """The same events under a hide-list by user."""
-    if not len(hides):
-        return events
-    hidden = events.hidden_from.copy()
-    kernel("apply_hides")(
-        events.offsets,
-        events.arrival,
-        hidden,
-        hide_offsets,
-        np.ascontiguousarray(hides["arrival"]),
-        np.ascontiguousarray(hides["hidden_from"]),
-    )
-    return Events(events.users, events.offsets, events.event_ts, events.arrival, hidden, events.columns)
-
-
 def _visible(read: RecentRead, request_ts: npt.NDArray[np.int64], bound: npt.NDArray[np.int64]) -> Events:
-    events = in_time_order(hide(read.events, read.hides, read.hide_offsets))
+    events = hide(read.events, read.hides, read.hide_offsets).in_time_order()
     keep = events.visible(request_ts, bound)
     kept = np.concatenate([[0], np.cumsum(keep)]).astype(np.int64)
     shown = events.take_rows(np.flatnonzero(keep), kept[events.offsets])

@@ -19,13 +19,13 @@ import pyarrow as pa
 from thinrow.core.clock import Clock, system_clock
 from thinrow.core.errors import InputError, StoreExists, StoreNotFound
 from thinrow.core.users import Users, as_users
-from thinrow.history.archive.compact import CompactReport, Progress, compact
 from thinrow.history.archive.find import find_event
 from thinrow.history.archive.generation import Archive, Generation
-from thinrow.history.archive.load import bulk_load
 from thinrow.history.archive.reader import look_up
 from thinrow.history.archive.verify import Damage
+from thinrow.history.compact import CompactReport, Progress, compact
 from thinrow.history.intake import CheckedEvents, check_table, request_times
+from thinrow.history.load import bulk_load
 from thinrow.history.recent.lmdb import LmdbRecent
 from thinrow.history.recent.tier import AppendResult, RecentTier
 from thinrow.history.reconstruct import Reconstruction, reconstruct

@@ -72,6 +72,11 @@ class Events:
         taken = self.take_rows(index, offsets)
         return Events(self.users[rows], offsets, taken.event_ts, taken.arrival, taken.hidden_from, taken.columns)
 
+    def in_time_order(self) -> Events:
+        """The same events, each user's in order of (event_ts, arrival)."""
+        owner = np.repeat(np.arange(len(self.users)), self.lengths)
+        return self.take_rows(np.lexsort((self.arrival, self.event_ts, owner)), self.offsets)
+
     def visible(self, request_ts: npt.NDArray[np.int64], bound: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """(E,) whether each event is visible at its user's request: ``event_ts < request_ts[u]`` (strict),
         ``arrival <= bound[u]`` and ``hidden_from > bound[u]``."""

@@ -15,10 +15,9 @@ import numpy as np
 from thinrow.core.clock import Clock, system_clock
 from thinrow.core.errors import CommitConflict, CorruptionError, InputError, StoreExists, StoreNotFound
 from thinrow.core.users import Users, as_users
-from thinrow.history.archive.layout import StoredColumn
-from thinrow.history.archive.reader import ColumnDictionary, unite
+from thinrow.history.archive.dictionaries import ColumnDictionary, unite
+from thinrow.history.archive.layout import SegmentInfo, StoredColumn
 from thinrow.history.archive.segment import Segment
-from thinrow.history.archive.writer import SegmentInfo
 from thinrow.schema import EventSchema
 from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import ObjectStore

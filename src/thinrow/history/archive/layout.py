@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -89,3 +90,29 @@ def stored_columns(schema: EventSchema) -> tuple[StoredColumn, ...]:
 def groups_of(columns: tuple[StoredColumn, ...]) -> tuple[str, ...]:
     """Group names in file order."""
     return tuple(dict.fromkeys(c.group for c in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """What the manifest keeps of a segment. ``digests``: "identity" or column id -> digest, modulo 2^64."""
+
+    name: str
+    bytes: int
+    n_rows: int
+    n_users: int
+    digests: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form: digests as decimal strings."""
+        return {
+            "name": self.name,
+            "bytes": self.bytes,
+            "n_rows": self.n_rows,
+            "n_users": self.n_users,
+            "digests": {k: str(v) for k, v in self.digests.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> SegmentInfo:
+        """Reverse of ``to_dict``."""
+        return cls(**{**data, "digests": {k: int(v) for k, v in data["digests"].items()}})

@@ -12,8 +12,15 @@ import pyarrow as pa
 
 from thinrow.core.errors import CorruptionError
 from thinrow.core.users import UserKind
-from thinrow.history.archive.layout import PIECE_DTYPE, StoredColumn, groups_of, stored_columns, stripe_dtype
-from thinrow.history.archive.writer import Hides, SegmentInfo
+from thinrow.history.archive.hides import Hides
+from thinrow.history.archive.layout import (
+    PIECE_DTYPE,
+    SegmentInfo,
+    StoredColumn,
+    groups_of,
+    stored_columns,
+    stripe_dtype,
+)
 from thinrow.jagged import HIDE_DTYPE
 from thinrow.kernels import kernel
 from thinrow.schema import EventSchema

@@ -17,8 +17,9 @@ import numpy.typing as npt
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users
 from thinrow.history.archive.generation import Generation
+from thinrow.history.archive.hides import group_hides
 from thinrow.history.archive.layout import StoredColumn, key_columns
-from thinrow.history.archive.reader import Ints, Pieces, ReadStats, RowReader, group_hides, look_up, with_hides
+from thinrow.history.archive.reader import Ints, Pieces, ReadStats, RowReader, look_up, with_hides
 from thinrow.jagged import Events
 from thinrow.kernels import kernel
 

@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from thinrow.core.errors import SchemaError
-from thinrow.core.users import Users, kind_of
+from thinrow.core.users import kind_of
+from thinrow.history.archive.hides import Hides, encode_hides
 from thinrow.history.archive.layout import (
     PIECE_DTYPE,
     STRIPE_ROWS,
+    SegmentInfo,
     StoredColumn,
     groups_of,
     stored_columns,
@@ -37,41 +39,6 @@ _MAX_WORDS = 4_096
 #: A string column has one where they are at most this many and few against the rows.
 _MAX_STRINGS = 65_536
 _ALWAYS_STRINGS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Hides:
-    """Hides by user: those of ``users[u]`` are ``records[offsets[u]:offsets[u + 1]]`` (HIDE_DTYPE), users sorted."""
-
-    users: Users
-    offsets: npt.NDArray[np.int64]
-    records: npt.NDArray[np.void]
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentInfo:
-    """What the manifest keeps of a segment. ``digests``: "identity" or column id -> digest, modulo 2^64."""
-
-    name: str
-    bytes: int
-    n_rows: int
-    n_users: int
-    digests: dict[str, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON form: digests as decimal strings."""
-        return {
-            "name": self.name,
-            "bytes": self.bytes,
-            "n_rows": self.n_rows,
-            "n_users": self.n_users,
-            "digests": {k: str(v) for k, v in self.digests.items()},
-        }
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> SegmentInfo:
-        """Reverse of ``to_dict``."""
-        return cls(**{**data, "digests": {k: int(v) for k, v in data["digests"].items()}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,15 +300,3 @@ def _piece_records(events: Events, cut: _Stripes, mix: npt.NDArray[np.uint64]) -
     records["max_arrival"], records["min_hidden_from"], records["digest"] = top, least, digest
     records["stripe"], records["row"], records["n_rows"] = cut.stripe, cut.first, cut.rows
     return records
-
-
-def encode_hides(hides: Hides) -> bytes:
-    """Section ``hides`` (format section 7): count, users (one a record), records."""
-    records = np.ascontiguousarray(hides.records)
-    owner = np.repeat(np.arange(len(hides.users)), np.diff(hides.offsets))
-    head = np.array([len(records)], "<u8").tobytes()
-    if kind_of(hides.users) == "int64":
-        return head + hides.users[owner].astype("<i8").tobytes() + records.tobytes()
-    encoded = [str(hides.users[u]).encode() for u in owner]
-    offsets = np.concatenate([[0], np.cumsum([len(e) for e in encoded])]).astype("<u8")
-    return head + offsets.tobytes() + b"".join(encoded) + records.tobytes()

@@ -21,12 +21,12 @@ import numpy.typing as npt
 from thinrow.core.errors import CommitConflict, CorruptionError
 from thinrow.core.users import Users, as_users, bucket_of
 from thinrow.history.archive.generation import Archive, Generation
-from thinrow.history.archive.layout import STRIPE_ROWS, StoredColumn, stored_columns
-from thinrow.history.archive.reader import Ints, ReadStats, group_hides, look_up
+from thinrow.history.archive.hides import Hides, group_hides, hide
+from thinrow.history.archive.layout import STRIPE_ROWS, SegmentInfo, StoredColumn, stored_columns
+from thinrow.history.archive.reader import Ints, ReadStats, look_up
 from thinrow.history.archive.window import merge, read_everything
-from thinrow.history.archive.writer import Hides, SegmentInfo, content_digests, write_segment
+from thinrow.history.archive.writer import content_digests, write_segment
 from thinrow.history.recent.tier import RecentTier
-from thinrow.history.snapshot import hide, in_time_order
 from thinrow.jagged import Column, Events
 from thinrow.jagged.column import concat_columns, null_column
 from thinrow.schema import EventSchema
@@ -171,7 +171,7 @@ def _drain(base: Generation, recent: RecentTier, users: Users) -> tuple[NewEvent
         events = Events(events.users, events.offsets, events.event_ts, events.arrival, events.hidden_from, columns)
     through = watermark.copy()
     np.maximum.at(through, np.repeat(np.arange(len(users)), events.lengths), events.arrival)
-    events = in_time_order(hide(events, read.hides, read.hide_offsets))
+    events = hide(events, read.hides, read.hide_offsets).in_time_order()
     return NewEvents(events, read.hide_offsets, read.hides), through
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from thinrow.core.users import bucket_of, distinct
-from thinrow.history.archive.compact import (
+from thinrow.history.archive.generation import Archive
+from thinrow.history.archive.layout import STRIPE_ROWS
+from thinrow.history.archive.reader import Ints, look_up
+from thinrow.history.compact import (
     BucketWrite,
     CompactReport,
     NewEvents,
@@ -13,9 +16,6 @@ from thinrow.history.archive.compact import (
     report_of,
     write_bucket,
 )
-from thinrow.history.archive.generation import Archive
-from thinrow.history.archive.layout import STRIPE_ROWS
-from thinrow.history.archive.reader import Ints, look_up
 from thinrow.history.intake import CheckedEvents
 from thinrow.history.recent.tier import RecentTier
 from thinrow.jagged import HIDE_DTYPE, Events
