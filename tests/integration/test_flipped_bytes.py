@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from thinrow.core.errors import CorruptionError, NewerFormatError, ObjectNotFound, StoreError, ThinrowError
-from thinrow.history.archive import compact as compact_module
+from thinrow.history import compact as compact_module
 from thinrow.history.archive import writer as writer_module
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.layout import stored_columns

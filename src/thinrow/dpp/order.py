@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError
-from thinrow.kernels.reference.features import mix64
+from thinrow.core.wrap import mix64_words
 
 IntArray = npt.NDArray[np.int64]
 
@@ -100,8 +100,8 @@ class EpochOrder(NamedTuple):
 def permutation(n: int, seed: int, stream: int, number: int) -> IntArray:
     """A permutation of ``range(n)``, a pure function of its arguments, equal on every platform and version."""
     key = np.array([(seed * 4 + stream) & 0xFFFFFFFFFFFFFFFF], np.uint64)
-    state = mix64(mix64(key + _GOLDEN) + np.uint64(number))
-    keys = mix64(state + np.arange(1, n + 1, dtype=np.uint64) * _GOLDEN)
+    state = mix64_words(mix64_words(key + _GOLDEN) + np.uint64(number))
+    keys = mix64_words(state + np.arange(1, n + 1, dtype=np.uint64) * _GOLDEN)
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 

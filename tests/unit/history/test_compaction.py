@@ -14,7 +14,7 @@ import pytest
 
 from thinrow.core.errors import CommitConflict, StoreError
 from thinrow.core.units import NEVER
-from thinrow.history.archive import load as load_module
+from thinrow.history import load as load_module
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.verify import verify_generation

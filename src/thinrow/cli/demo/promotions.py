@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from thinrow.core.wrap import GOLDEN64, mix64_words
+
 #: Location codes of displays and mailers as the data has them, least to most; "0" is not displayed, not mailed.
 LOCATIONS = tuple("0123456789ACDFHJLPXZ")
 
@@ -181,8 +183,8 @@ def _draw(
     """The first ``wanted`` distinct, not taken positions among ``n_draws`` draws of each of ``rows``."""
     start = promotions.offsets[pair[rows]][:, None]
     shown = np.diff(promotions.offsets)[pair[rows]][:, None]
-    word = mix64(request_id[rows].astype(np.uint64) ^ mix64(np.array([seed], np.uint64)))
-    draws = mix64(np.add.outer(word, np.arange(1, n_draws + 1, dtype=np.uint64)))
+    word = splitmix64(request_id[rows].astype(np.uint64) ^ splitmix64(np.array([seed], np.uint64)))
+    draws = splitmix64(np.add.outer(word, np.arange(1, n_draws + 1, dtype=np.uint64)))
     position = start + (draws % shown.astype(np.uint64)).astype(np.int64)
     # Sorted by (position, draw), a repeated position follows its first draw.
     order = np.argsort(position, axis=1, kind="stable")
@@ -202,10 +204,6 @@ def _join(request: npt.NDArray[np.int64], position: npt.NDArray[np.int64]) -> np
     return (request << 32) | position
 
 
-def mix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The splitmix64 finaliser of each element."""
-    z: npt.NDArray[np.uint64] = x + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    return z
+def splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """What a SplitMix64 generator in state x gives next, for each element."""
+    return mix64_words(x + np.uint64(GOLDEN64))

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from thinrow.core.errors import CorruptionError, InputError
 from thinrow.core.units import MAX_USER_BYTES
 from thinrow.core.users import UserKind, Users, as_users
+from thinrow.core.wrap import GOLDEN64, mix64_words
 from thinrow.jagged import Column
 
 #: The longest string event id, in UTF-8 bytes (inclusive): user key + event id fill LMDB's 511 bytes.
@@ -142,15 +143,9 @@ def id_keys(ids: Column, rows: npt.NDArray[np.intp], prefixes: list[bytes]) -> l
     return [a + b for a, b in zip(prefixes, suffixes, strict=True)]
 
 
-def _mix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
 def _check(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    first = _mix64(np.atleast_1d(a).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
-    return _mix64(first + np.atleast_1d(b).view(np.uint64)).astype(np.uint32)
+    first = mix64_words(np.atleast_1d(a).view(np.uint64) + np.uint64(GOLDEN64))
+    return mix64_words(first + np.atleast_1d(b).view(np.uint64)).astype(np.uint32)
 
 
 def pack_pairs(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> list[bytes]:

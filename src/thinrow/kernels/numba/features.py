@@ -6,27 +6,27 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from thinrow.kernels.reference.features import BYTES, DAY_MS, INT, TUPLE
+from thinrow.core.units import DAY_MS
+from thinrow.kernels.numba.jit import njit
 
 U64Array = npt.NDArray[np.uint64]
 I64Array = npt.NDArray[np.int64]
 
-_INT, _BYTES, _TUPLE = np.uint64(INT), np.uint64(BYTES), np.uint64(TUPLE)
+_INT, _BYTES, _TUPLE = (np.uint64(v) for v in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7))
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31, _S8 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(8)
 _DAY = np.int64(DAY_MS)
 
 
-@njit(cache=True, nogil=True)
+@njit
 def _mix(z: Any) -> Any:
     z = (z ^ (z >> _S30)) * _M1
     z = (z ^ (z >> _S27)) * _M2
     return z ^ (z >> _S31)
 
 
-@njit(cache=True, nogil=True)
+@njit
 def _mix64(z: U64Array) -> U64Array:
     out = np.empty_like(z)
     for i in range(len(z)):
@@ -34,7 +34,7 @@ def _mix64(z: U64Array) -> U64Array:
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit
 def _hash_ints(values: U64Array, seed: Any) -> U64Array:
     start = _mix(seed + _INT)
     out = np.empty_like(values)
@@ -43,7 +43,7 @@ def _hash_ints(values: U64Array, seed: Any) -> U64Array:
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit
 def _hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: Any) -> U64Array:
     n = len(offsets) - 1
     start = _mix(seed + _BYTES)
@@ -64,7 +64,7 @@ def _hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: Any) -> U6
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit
 def _hash_tuples(elements: U64Array, seed: Any) -> U64Array:
     k, n = elements.shape
     out = np.full(n, _mix(seed + _TUPLE), np.uint64)
@@ -74,7 +74,7 @@ def _hash_tuples(elements: U64Array, seed: Any) -> U64Array:
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit
 def _mod_unsigned(values: U64Array, divisor: Any) -> I64Array:
     out = np.empty(len(values), np.int64)
     for i in range(len(values)):
@@ -82,7 +82,7 @@ def _mod_unsigned(values: U64Array, divisor: Any) -> I64Array:
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit
 def _bucketize(values: npt.NDArray[Any], boundaries: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     out = np.empty(len(values), np.int32)
     for i in range(len(values)):
@@ -98,7 +98,7 @@ def _bucketize(values: npt.NDArray[Any], boundaries: npt.NDArray[Any]) -> npt.ND
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit
 def _cross(
     start: I64Array,
     stop: I64Array,

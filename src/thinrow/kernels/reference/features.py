@@ -15,18 +15,18 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.units import DAY_MS
+from thinrow.core.wrap import mix64_words
+
 U64Array = npt.NDArray[np.uint64]
 I64Array = npt.NDArray[np.int64]
 
 INT, BYTES, TUPLE = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7
-DAY_MS = 86_400_000
 
 
 def mix64(z: U64Array) -> U64Array:
     """The splitmix64 finaliser, a bijection of 64-bit words: (n,) uint64 -> (n,) uint64."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    return mix64_words(z)
 
 
 def _start(seed: int, kind: int) -> U64Array:

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.units import NEVER
-from thinrow.core.wrap import MASK64, mix64
+from thinrow.core.wrap import GOLDEN64, MASK64, mix64
 
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
 _MASK = MASK64
-_GOLDEN = 0x9E3779B97F4A7C15
+_GOLDEN = GOLDEN64
 _NULL_WORD = 0xA5A5A5A5A5A5A5A5
 
 
