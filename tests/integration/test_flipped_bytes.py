@@ -283,6 +283,24 @@ def test_a_sample_of_flipped_bytes(world: World) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000, "KiB more than before"
 
 
+def test_verify_names_every_user_that_is_hit(world: World) -> None:
+    """One byte in the item block of every second stripe; a dictionary is damaged too."""
+    name = max(world.segments(), key=lambda n: len(world.files[n]))
+    blocks = [b for b in blocks_of(world, name) if b[3] == "item" and b[1] > b[0]]
+    files = world.files
+    for start, _, _, _ in blocks[::2]:
+        files = flipped(files, name, start, 4)
+    objects = MemoryObjects()
+    objects.put(name, files[name])
+    offset, length, _ = Segment(objects, name).container.section("dictionaries")
+    files = flipped(files, name, offset + length - 1, 4)
+    damages = verify_generation(opened(files))
+    hit = {u for _, _, users, _ in blocks[::2] for u in users}
+    assert {d.user for d in damages if d.column == "item"} == hit
+    assert len(blocks) > 3
+    assert {(d.file, d.user) for d in damages if d.column != "item"} == {(name, None)}
+
+
 def test_spaces_of_a_manifest_are_vouched_for_too(world: World) -> None:
     """A space that becomes a newline or a tab, and an escape in other letters, leave the JSON as it was."""
     name = world.newest_manifest()

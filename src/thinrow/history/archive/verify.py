@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 
 from thinrow.core.errors import CorruptionError, StoreError, ThinrowError
-from thinrow.core.users import plain
+from thinrow.core.users import Users, plain
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.layout import PIECE_DTYPE, key_columns
 from thinrow.history.archive.reader import Pieces, ReadStats, RowReader
@@ -18,6 +21,8 @@ from thinrow.jagged import HIDE_DTYPE
 from thinrow.kernels import kernel
 
 _PIECES_AT_ONCE = 8_192
+#: After so many the file is clearly lost, and the rest would only take time.
+_DAMAGES_A_SEGMENT = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +42,23 @@ def verify_generation(generation: Generation, progress: Callable[[int, int], Non
         try:
             segment = Segment(generation.objects, info.name)
             segment.require(bucket, info)
-            found += _verify_segment(generation.only([number]), segment, info.digests)
+            damages = _distinct(_verify_segment(generation.only([number]), segment, info.digests))
+            found += islice(damages, _DAMAGES_A_SEGMENT)
+            if next(damages, None) is not None:
+                found.append(Damage(info.name, None, None, f"and more than {_DAMAGES_A_SEGMENT} damages in all"))
         except ThinrowError as e:
             found.append(as_damage(e, info.name))
         if progress is not None:
             progress(number + 1, len(generation.segments))
     return found
+
+
+def _distinct(damages: Iterable[Damage]) -> Iterator[Damage]:
+    seen: set[Damage] = set()
+    for damage in damages:
+        if damage not in seen:
+            seen.add(damage)
+            yield damage
 
 
 def as_damage(error: ThinrowError, file: str) -> Damage:
@@ -54,64 +70,74 @@ def as_damage(error: ThinrowError, file: str) -> Damage:
 
 def _verify_segment(view: Generation, segment: Segment, digests: dict[str, int]) -> Iterator[Damage]:
     for name in ("dictionaries", "hides"):
-        segment.container.read_section(name)
-    segment.hides  # noqa: B018  # parses what the CRC has vouched for
-    for column in segment.columns:
-        segment.dictionary(column)
+        try:
+            segment.container.read_section(name)
+        except CorruptionError as e:
+            yield as_damage(e, segment.name)
     stripes = sum(len(records) for _, records, _ in segment.stripes.scan())
     if stripes != segment.stripes.n_records:
         yield Damage(
             segment.name, None, None, f"{stripes} stripe records, the directory says {segment.stripes.n_records}"
         )
-    totals: dict[str, int] = {}
-    bad_columns: set[str] = set()
-    for pieces in _piece_batches(segment):
-        yield from _verify_pieces(view, segment, pieces, totals, bad_columns)
-    for key, total in totals.items():
-        if key not in bad_columns and total != digests.get(key):
+    totals: Counter[str] = Counter()
+    bad: set[str] = set()
+    for start in range(0, segment.pieces.n_records, _PIECES_AT_ONCE):
+        rows = np.arange(start, min(start + _PIECES_AT_ONCE, segment.pieces.n_records))
+        records, users = segment.pieces.take(rows), segment.pieces.keys(rows)
+        yield from _verify_pieces(view, segment, users, records, totals, bad)
+    for key, digest in digests.items():
+        total = totals[key] % (1 << 64)
+        if key not in bad and total != digest:
             name = next((c.name for c in segment.columns if str(c.id) == key), key)
-            yield Damage(segment.name, None, name, f"content digest is {total}, written was {digests.get(key)}")
-
-
-def _piece_batches(segment: Segment) -> Iterator[Pieces]:
-    for a in range(0, segment.pieces.n_records, _PIECES_AT_ONCE):
-        rows = np.arange(a, min(a + _PIECES_AT_ONCE, segment.pieces.n_records))
-        records, keys = segment.pieces.take(rows), segment.pieces.keys(rows)
-        n = len(rows)
-        steps = np.arange(n + 1)
-        # Each piece stands as a user of its own: errors then name the right one, and runs need no merging.
-        yield Pieces(
-            keys, steps, records, np.zeros(n, np.int64), steps, steps, records["max_arrival"].astype(np.int64),
-            np.zeros(n + 1, np.int64), np.empty(0, HIDE_DTYPE),
-        )  # fmt: skip
+            yield Damage(segment.name, None, name, f"content digest is {total}, written was {digest}")
 
 
 def _verify_pieces(
-    view: Generation, segment: Segment, pieces: Pieces, totals: dict[str, int], bad: set[str]
+    view: Generation,
+    segment: Segment,
+    users: Users,
+    records: npt.NDArray[np.void],
+    totals: Counter[str],
+    bad: set[str],
 ) -> Iterator[Damage]:
-    n = len(pieces.users)
-    rows = pieces.records["n_rows"].astype(np.int64)
-    reader = RowReader(view, pieces, np.arange(n), np.zeros(n, np.int64), rows, ReadStats())
-    event_ts, arrival, hidden = key_columns()
+    """Damage of some pieces; where there is any, each half again, until every piece that is hit has been named.
+
+    Adds the digests of sound pieces to ``totals``, the ids of damaged columns to ``bad``.
+    """
+    n = len(users)
+    steps = np.arange(n + 1)
+    # Each piece stands as a user of its own: errors then name the right one, and runs need no merging.
+    pieces = Pieces(
+        users, steps, records, np.zeros(n, np.int64), steps, steps, records["max_arrival"].astype(np.int64),
+        np.zeros(n + 1, np.int64), np.empty(0, HIDE_DTYPE),
+    )  # fmt: skip
+    reader = RowReader(
+        view, pieces, np.arange(n), np.zeros(n, np.int64), records["n_rows"].astype(np.int64), ReadStats()
+    )
+    sums: Counter[str] = Counter()
+    found: list[Damage] = []
     try:
-        ts, arr, hid = (reader.column(c).values for c in (event_ts, arrival, hidden))
+        ts, arrival, hidden = (reader.column(c).values for c in key_columns())
     except (CorruptionError, StoreError) as e:
-        bad.update(str(c.id) for c in segment.columns)
-        bad.add("identity")
-        yield as_damage(e, segment.name)
+        bad.update(("identity", *(str(c.id) for c in segment.columns)))
+        found.append(as_damage(e, segment.name))
+    else:
+        mix = kernel("identity_mix")(ts, arrival)
+        sums["identity"] = int(mix.sum(dtype=np.uint64))
+        found += _verify_records(segment, pieces, reader.out_pos, ts, arrival, hidden, mix)
+        for spec in segment.columns:
+            try:
+                sums[str(spec.id)] = content_digest(spec, reader.column(spec), mix)
+            except (CorruptionError, StoreError) as e:
+                bad.add(str(spec.id))
+                found.append(as_damage(e, segment.name))
+    # What names no user, such as a dictionary, is the same for every piece.
+    if n > 1 and any(d.user is not None for d in found):
+        for part in (slice(None, n // 2), slice(n // 2, None)):
+            yield from _verify_pieces(view, segment, users[part], records[part], totals, bad)
         return
-    mix = kernel("identity_mix")(ts, arr)
-    yield from _verify_records(segment, pieces, reader.out_pos, ts, arr, hid, mix)
-    totals["identity"] = (totals.get("identity", 0) + int(mix.sum(dtype=np.uint64))) % (1 << 64)
-    for spec in segment.columns:
-        try:
-            column = reader.column(spec)
-        except (CorruptionError, StoreError) as e:
-            bad.add(str(spec.id))
-            yield as_damage(e, segment.name)
-            continue
-        key = str(spec.id)
-        totals[key] = (totals.get(key, 0) + content_digest(spec, column, mix)) % (1 << 64)
+    totals.update(sums)
+    yield from found
 
 
 def _verify_records(
