@@ -120,5 +120,6 @@ def test_hides(g: dict[str, Any], seed: int) -> None:
     hide_off = np.concatenate([[0], np.cumsum(rng.integers(0, 3, n_users))]).astype(np.int64)
     n = int(hide_off[-1])
     arrival, hidden_from, ts = rng.integers(0, 11, n), rng.integers(1, 12, n), rng.integers(0, 9, n)
-    same("apply_hides", g["off"], g["arrival"], g["hidden"], hide_off, arrival, hidden_from)
+    events = g["ts"], g["arrival"], g["hidden"]
+    same("apply_hides", g["off"], np.arange(n_users), *events, hide_off, ts, arrival, hidden_from)
     same("tighten_pieces", g["off"], g["ts"], g["ts"] + 2, g["hidden"], hide_off, ts, hidden_from)

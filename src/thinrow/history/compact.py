@@ -171,7 +171,7 @@ def _drain(base: Generation, recent: RecentTier, users: Users) -> tuple[NewEvent
         events = Events(events.users, events.offsets, events.event_ts, events.arrival, events.hidden_from, columns)
     through = watermark.copy()
     np.maximum.at(through, np.repeat(np.arange(len(users)), events.lengths), events.arrival)
-    events = hide(events, read.hides, read.hide_offsets).in_time_order()
+    events = hide(events.in_time_order(), read.hides, read.hide_offsets)
     return NewEvents(events, read.hide_offsets, read.hides), through
 
 

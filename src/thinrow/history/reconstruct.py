@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError, VersionMismatch
-from thinrow.core.units import NEVER
+from thinrow.core.units import EPOCH_BITS, NEVER
 from thinrow.core.users import distinct, plain
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.hides import hide
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.reader import Ints, ReadStats
-from thinrow.history.archive.window import Window, merge
+from thinrow.history.archive.window import Window, merge, read_everything
 from thinrow.history.requests import RequestBatch
 from thinrow.jagged import Column, Events, SharedHistories
 from thinrow.jagged.column import concat_columns, null_column
@@ -65,7 +65,8 @@ def reconstruct(
     bound = np.ascontiguousarray(batch.versions["snapshot_arrival"])
     hide_user = user_of[np.repeat(np.arange(len(batch)), np.diff(batch.hide_offsets))]
     window = Window(generation, users, user_of, batch.request_ts, bound, stats, hide_user=hide_user, hides=batch.hides)
-    archived = batch.inline.arrival <= np.repeat(window.pieces.watermark[user_of], batch.inline.lengths)
+    archived = _archived_since(generation, batch, window)
+    _require_all(generation, batch, window)
     if verify:
         _verify(generation, batch, window, archived)
         stats.versions_verified += len(batch)
@@ -93,8 +94,34 @@ def reconstruct(
     return Reconstruction(histories, stats)
 
 
-def _verify(generation: Generation, batch: RequestBatch, window: Window, archived: npt.NDArray[np.bool_]) -> None:
-    """Hold count, identity digest and bounds of every example against its version and its archived inline events."""
+def _archived_since(generation: Generation, batch: RequestBatch, window: Window) -> npt.NDArray[np.bool_]:
+    """Which inline events the generation holds.
+
+    It holds all numbers up to its watermark but those that a recent tier gave out and lost. Only a watermark of a later
+    epoch raises that question, and then the keys are read.
+    """
+    arrival = batch.inline.arrival
+    owner = np.repeat(window.user_of, batch.inline.lengths)
+    watermark = window.pieces.watermark[owner]
+    archived = arrival <= watermark
+    doubtful = np.flatnonzero(archived & (arrival >> EPOCH_BITS < watermark >> EPOCH_BITS))
+    if len(doubtful):
+        asked, row = np.unique(owner[doubtful], return_inverse=True)
+        held = read_everything(generation, window.pieces.users[asked], [], ReadStats())
+        archived[doubtful] = np.isin(
+            _keyed(row, arrival[doubtful]), _keyed(np.repeat(np.arange(len(asked)), held.lengths), held.arrival)
+        )
+    return archived
+
+
+def _keyed(user: Ints, arrival: Ints) -> npt.NDArray[np.void]:
+    keys = np.empty(len(user), np.dtype([("user", np.int64), ("arrival", np.int64)]))
+    keys["user"], keys["arrival"] = user, arrival
+    return keys
+
+
+def _require_all(generation: Generation, batch: RequestBatch, window: Window) -> None:
+    """Refuse a generation that does not hold yet what a request saw in the archive."""
     versions = batch.versions
     behind = versions["last_arrival"] > window.pieces.watermark[window.user_of]
     if behind.any():
@@ -104,6 +131,11 @@ def _verify(generation: Generation, batch: RequestBatch, window: Window, archive
             f"generation {generation.number} holds them only up to {window.pieces.watermark[window.user_of[i]]}; "
             "reconstruct from a later generation"
         )
+
+
+def _verify(generation: Generation, batch: RequestBatch, window: Window, archived: npt.NDArray[np.bool_]) -> None:
+    """Hold count, identity digest and bounds of every example against its version and its archived inline events."""
+    versions = batch.versions
     count, digest, start, end = window.summarize()
     inline = batch.inline
     mix = np.where(archived, kernel("identity_mix")(inline.event_ts, inline.arrival), np.uint64(0))
@@ -134,7 +166,7 @@ def _merge_inline(
     window: Window,
     columns: Sequence[StoredColumn],
 ) -> Events:
-    """Add the inline events that the archive does not hold yet, each once per user."""
+    """Add the inline events that the archive does not hold, each once per user."""
     inline = batch.inline
     owner = np.repeat(user_of, inline.lengths)
     rows = np.flatnonzero(wanted)
@@ -143,13 +175,17 @@ def _merge_inline(
     first[1:] = (owner[rows][1:] != owner[rows][:-1]) | (inline.arrival[rows][1:] != inline.arrival[rows][:-1])
     rows = rows[first]
     n_users, base = len(events.users), len(events)
+    # What a tier lost was seen under that tier's numbers only, which end where the next epoch begins.
+    arrival = inline.arrival[rows]
+    lost = arrival <= window.pieces.watermark[owner[rows]]
+    hidden = np.where(lost, ((arrival >> EPOCH_BITS) + 1) << EPOCH_BITS, inline.hidden_from[rows])
     extra_off = base + np.searchsorted(owner[rows], np.arange(n_users + 1)).astype(np.int64)
     joined = Events(
         events.users,
         events.offsets,
         np.concatenate([events.event_ts, inline.event_ts[rows]]),
         np.concatenate([events.arrival, inline.arrival[rows]]),
-        np.concatenate([events.hidden_from, inline.hidden_from[rows]]),
+        np.concatenate([events.hidden_from, hidden]),
         {c.name: concat_columns([events.columns[c.name], _inline_column(inline, c, rows)]) for c in columns},
     )
     starts = np.stack([events.offsets[:-1], extra_off[:-1]], axis=1).ravel()

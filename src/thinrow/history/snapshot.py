@@ -100,7 +100,7 @@ def _pin_and_read(
 
 
 def _visible(read: RecentRead, request_ts: npt.NDArray[np.int64], bound: npt.NDArray[np.int64]) -> Events:
-    events = hide(read.events, read.hides, read.hide_offsets).in_time_order()
+    events = hide(read.events.in_time_order(), read.hides, read.hide_offsets)
     keep = events.visible(request_ts, bound)
     kept = np.concatenate([[0], np.cumsum(keep)]).astype(np.int64)
     shown = events.take_rows(np.flatnonzero(keep), kept[events.offsets])

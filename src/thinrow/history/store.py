@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import TracebackType
 
@@ -18,10 +19,10 @@ import pyarrow as pa
 
 from thinrow.core.clock import Clock, system_clock
 from thinrow.core.errors import InputError, StoreExists, StoreNotFound
+from thinrow.core.units import EPOCH_BITS
 from thinrow.core.users import Users, as_users
 from thinrow.history.archive.find import find_event
 from thinrow.history.archive.generation import Archive, Generation
-from thinrow.history.archive.reader import look_up
 from thinrow.history.archive.verify import Damage
 from thinrow.history.compact import CompactReport, Progress, compact
 from thinrow.history.intake import CheckedEvents, check_table, request_times
@@ -44,7 +45,8 @@ class HistoryStore:
     def __init__(self, path: Path, archive: Archive, recent: RecentTier, max_inline: int = MAX_INLINE_EVENTS) -> None:
         """Join parts that are open already; ``create`` and ``open`` make them."""
         self.path, self.archive, self.recent, self.max_inline = path, archive, recent, max_inline
-        self._counters_known = False
+        # A request must not see a number above ones that a bulk load has taken and not yet committed.
+        self._numbering = threading.RLock()
 
     @staticmethod
     def exists(path: str | Path) -> bool:
@@ -92,7 +94,9 @@ class HistoryStore:
             )
         archive = Archive(LocalObjects(path / "archive"), clock)
         schema = archive.pin().schema
-        return cls(path, archive, LmdbRecent(path / "recent", schema, sync=sync))
+        return cls(
+            path, archive, LmdbRecent(path / "recent", schema, sync=sync, floor=lambda: next_epoch(archive.pin()))
+        )
 
     @property
     def schema(self) -> EventSchema:
@@ -115,21 +119,10 @@ class HistoryStore:
 
     def append_checked(self, events: CheckedEvents) -> AppendResult:
         """Append events that ``check_table`` has passed."""
-        self._restart_counters()
-        return self.recent.append(
-            events.users, events.event_ts, events.columns, events.event_ids, events.supersedes, self._resolve
-        )
-
-    def _restart_counters(self) -> None:
-        """Let a recent tier that was lost go on after the archive: a number below the watermark would never be seen."""
-        if self._counters_known:
-            return
-        if not len(self.recent.known_users(1)):
-            generation = self.pin()
-            users = generation.users()
-            if len(users):
-                self.recent.raise_counters(users, look_up(generation, users).watermark)
-        self._counters_known = True
+        with self._numbering:
+            return self.recent.append(
+                events.users, events.event_ts, events.columns, events.event_ids, events.supersedes, self._resolve
+            )
 
     def _resolve(self, user: object, event_id: object) -> tuple[int, int] | None:
         return find_event(self.pin(), user, event_id)
@@ -137,8 +130,8 @@ class HistoryStore:
     def bulk_load(self, table: pa.Table) -> CompactReport:
         """Import a history straight into the archive, numbered by (arrival time, input order), after what came before.
 
-        Appends and compactions may go on meanwhile. A request of one of its users that is logged while the load is
-        under way, and sees an event appended after the load began, fails its verification later: load, then serve.
+        Appends through this object wait until the load is committed. Other processes must not append to its users
+        meanwhile: a request that sees such an event before the load is committed fails its verification later.
 
         Raises:
             CommitConflict: another writer committed meanwhile; nothing was loaded.
@@ -147,8 +140,8 @@ class HistoryStore:
         if self.schema.event_id_dtype is not None:
             raise InputError("bulk_load cannot check event ids against the store; use append, then compact")
         events = check_table(table, self.schema)
-        self._restart_counters()
-        return bulk_load(self.archive, self.recent, events)
+        with self._numbering:
+            return bulk_load(self.archive, self.recent, events)
 
     def compact(self, *, full: bool = False, progress: Progress | None = None) -> CompactReport:
         """Move the recent tier into a new generation. ``full`` leaves one segment a bucket."""
@@ -161,8 +154,9 @@ class HistoryStore:
         return take_snapshot(self.pin, self.recent, ids, times, compact=self.compact, max_inline=self.max_inline)
 
     def read(self, users: object, request_ts: npt.ArrayLike, projection: Projection | None = None) -> Reconstruction:
-        """Snapshot and rebuild at once: the histories as a model served now would see them."""
-        taken = self.snapshot(users, request_ts)
+        """Snapshot and rebuild at once: the histories as a model served now would see them. Changes nothing."""
+        ids = as_users(users, self.schema.user_kind)
+        taken = take_snapshot(self.pin, self.recent, ids, request_times(request_ts, len(ids)))
         return reconstruct(taken.generation, taken.requests, projection)
 
     def users(self) -> Users:
@@ -185,6 +179,16 @@ class HistoryStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def next_epoch(generation: Generation) -> int:
+    """The number after which a tier that replaces a lost one counts.
+
+    The upper bits of an arrival number are the epoch of its tier: what the lost tier gave out beyond the archive is
+    never given again, so a request that logged it inline cannot be taken for another event's.
+    """
+    highest = max((generation.segment(i).meta["max_arrival"] for i in range(len(generation.segments))), default=0)
+    return ((highest >> EPOCH_BITS) + 1) << EPOCH_BITS
 
 
 def _new_tier(path: Path, schema: EventSchema, sync: bool) -> LmdbRecent:

@@ -233,36 +233,42 @@ def decode_bytes(buffer: U8, block_off: I64, length: I64, n_rows: I64, row_from:
     Raises:
         BadBlock: a run whose block, frame or rows are impossible.
     """
-    import zstandard
-
-    decompressor = zstandard.ZstdDecompressor()
     lengths: list[npt.NDArray[np.int64]] = []
     parts: list[U8] = []
     runs = zip(*(a.tolist() for a in (block_off, length, n_rows, row_from, row_to)), strict=True)
+    at, opened = None, (np.zeros(1, np.int64), np.empty(0, np.uint8))
     for i, (block, size, rows, first, last) in enumerate(runs):
         if not 0 <= first <= last <= rows or not 0 <= block <= len(buffer) - size or size < 16:
             raise BadBlock(i, -1, f"rows {first} to {last} of {rows} in a block of {size} bytes")
-        raw_bytes, frame_bytes = (int(v) for v in buffer[block : block + 16].view("<u8"))
-        if 16 + (frame_bytes + 7) // 8 * 8 != size or raw_bytes < 4 * rows or raw_bytes > _MAX_BLOCK:
-            raise BadBlock(i, -1, f"a frame of {frame_bytes} bytes for {raw_bytes} in a block of {size}")
-        frame = buffer[block + 16 : block + 16 + frame_bytes].data
-        try:
-            if zstandard.frame_content_size(frame) != raw_bytes:
-                raise BadBlock(i, -1, f"a zstd frame that does not hold {raw_bytes} bytes")
-            raw = np.frombuffer(decompressor.decompress(frame), np.uint8)
-        except (zstandard.ZstdError, MemoryError) as e:
-            raise BadBlock(i, -1, f"zstd: {e}") from e
-        sizes = raw[: 4 * rows].view("<u4").astype(np.int64)
-        ends = np.cumsum(sizes)
-        if len(raw) != raw_bytes or (int(ends[-1]) if rows else 0) != raw_bytes - 4 * rows:
-            raise BadBlock(i, -1, "value lengths that do not add up to the data")
-        data = raw[4 * rows :]
-        begin = int(ends[first - 1]) if first else 0
-        lengths.append(sizes[first:last])
-        parts.append(data[begin : int(ends[last - 1]) if last else 0])
+        # Users of one stripe follow each other: a block that many share is opened once.
+        if at != (block, size, rows):
+            at, opened = (block, size, rows), _open_bytes(buffer[block : block + size], rows, i)
+        bounds, data = opened
+        lengths.append(np.diff(bounds[first : last + 1]))
+        parts.append(data[int(bounds[first]) : int(bounds[last])])
     if not parts:
         return np.zeros(1, np.int64), np.empty(0, np.uint8)
     return _offsets(np.concatenate(lengths)), np.concatenate(parts)
+
+
+def _open_bytes(block: U8, rows: int, run: int) -> tuple[I64, U8]:
+    """The values of a codec 7 block: (rows + 1,) int64 offsets and the data. Raises BadBlock."""
+    import zstandard
+
+    raw_bytes, frame_bytes = (int(v) for v in block[:16].view("<u8"))
+    if 16 + (frame_bytes + 7) // 8 * 8 != len(block) or raw_bytes < 4 * rows or raw_bytes > _MAX_BLOCK:
+        raise BadBlock(run, -1, f"a frame of {frame_bytes} bytes for {raw_bytes} in a block of {len(block)}")
+    frame = block[16 : 16 + frame_bytes].data
+    try:
+        if zstandard.frame_content_size(frame) != raw_bytes:
+            raise BadBlock(run, -1, f"a zstd frame that does not hold {raw_bytes} bytes")
+        raw = np.frombuffer(zstandard.ZstdDecompressor().decompress(frame), np.uint8)
+    except (zstandard.ZstdError, MemoryError) as e:
+        raise BadBlock(run, -1, f"zstd: {e}") from e
+    bounds = _offsets(raw[: 4 * rows].view("<u4"))
+    if len(raw) != raw_bytes or int(bounds[-1]) != raw_bytes - 4 * rows:
+        raise BadBlock(run, -1, "value lengths that do not add up to the data")
+    return bounds, raw[4 * rows :]
 
 
 def _offsets(lengths: npt.NDArray[Any]) -> I64:

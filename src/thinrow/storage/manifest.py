@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from thinrow.core.errors import CorruptionError, InputError, NewerFormatError
+from thinrow.core.errors import CorruptionError, InputError, NewerFormatError, ObjectNotFound
 from thinrow.storage.container import crc_of
 from thinrow.storage.objects import ObjectStore
 
@@ -29,6 +29,14 @@ class ManifestLog:
         """Numbers of all generations, ascending."""
         found = (self._pattern.fullmatch(name) for name in self._objects.list(f"{self._prefix}/"))
         return [int(m[1]) for m in found if m]
+
+    def has(self, n: int) -> bool:
+        """Whether there is a generation ``n``."""
+        try:
+            self._objects.size(self._name(n))
+        except ObjectNotFound:
+            return False
+        return True
 
     def latest(self) -> tuple[int, dict[str, Any]] | None:
         """Number and body of the newest generation; None where there is none yet. Raises as ``load``."""

@@ -21,11 +21,13 @@ from thinrow.core.errors import (
     UnknownEventError,
     UserKindError,
 )
+from thinrow.core.units import EPOCH_BITS
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.store import HistoryStore
 from thinrow.schema import ColumnSpec, EventSchema, Projection, Trait
 
 ITEM = ColumnSpec(1, "item", Trait.ID, "int64", "main")
+EPOCH = 1 << EPOCH_BITS
 PLAIN = EventSchema((ITEM,))
 WITH_IDS = EventSchema(
     (ITEM,), event_id_column="event_id", event_id_dtype="int64", supersedes_column="supersedes", schema_id=1
@@ -145,14 +147,14 @@ def test_numbers_go_on_after_the_archive_where_the_recent_tier_was_lost(tmp_path
         store.append(new) if how == "append" else store.bulk_load(new)
         for _ in range(2):
             assert seen(store.read([1, 2, 3], 50), "arrival", "item") == [
-                [(1, 10), (2, 11), (3, 12)],
+                [(1, 10), (2, 11), (EPOCH + 1, 12)],
                 [(1, 20)],
-                [(1, 30)],
+                [(EPOCH + 1, 30)],
             ]
             assert store.verify_recent() == []
             store.compact()
         # Every user's counter was restarted, not only those of the first call.
-        assert store.append(events([(2, 6, 21)])).arrivals.tolist() == [2]
+        assert store.append(events([(2, 6, 21)])).arrivals.tolist() == [EPOCH + 1]
         assert seen(reconstruct(store.pin(), logged), "item") == [[10, 11], [20]]
 
 
@@ -164,7 +166,23 @@ def test_string_users_whose_recent_tier_was_lost(tmp_path: Path) -> None:
         store.compact()
     shutil.rmtree(path / "recent")
     with HistoryStore.open(path) as store:
-        assert store.append(events([("é", 2, 11), ("a", 2, 21), ("b", 2, 31)])).arrivals.tolist() == [2, 2, 1]
+        assert store.append(events([("é", 2, 11), ("a", 2, 21), ("b", 2, 31)])).arrivals.tolist() == [EPOCH + 1] * 3
+
+
+def test_a_lost_event_is_never_taken_for_the_one_that_came_after(tmp_path: Path) -> None:
+    """Logged inline, lost before it was compacted; the next event of the user has the same time, another item."""
+    path = tmp_path / "s"
+    with HistoryStore.create(path, PLAIN, n_buckets=2) as store:
+        store.append(events([(1, 1, 10)]))
+        store.compact()
+        store.append(events([(1, 5, 777), (9, 5, 778)]))
+        logged = store.snapshot([1, 9], 50).requests
+    for epoch in (1, 2):
+        shutil.rmtree(path / "recent")
+        with HistoryStore.open(path) as store:
+            assert store.append(events([(1, 5, 888), (9, 5, 889)])).arrivals.tolist() == [epoch * EPOCH + 1] * 2
+            store.compact()
+            assert seen(reconstruct(store.pin(), logged), "item") == [[10, 777], [778]]
 
 
 def test_verify_tells_of_counters_behind_the_archive(tmp_path: Path) -> None:
@@ -347,7 +365,9 @@ def test_a_create_that_was_cut_short_can_be_repeated(tmp_path: Path) -> None:
     HistoryStore.create(path, PLAIN).close()
     shutil.rmtree(path / "recent")
     with HistoryStore.open(path) as store:
-        assert store.append(events([(1, 1, 1)])).arrivals.tolist() == [1]
+        assert store.append(events([(1, 1, 1)])).arrivals.tolist() == [
+            EPOCH + 1
+        ]  # an empty archive cannot tell what was given out
 
 
 def test_a_create_that_fails_leaves_no_store(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ColumnDictionary:
-    """A column's segment dictionaries as one: those of segment s are at ``[offset[s], offset[s] + n[s])``.
+    """Segment dictionaries as one: that of segment s is at ``[offset[s], offset[s] + n[s])``.
 
     Attributes:
         words: fixed-width values as 64-bit words (empty for strings).
@@ -34,24 +34,25 @@ class ColumnDictionary:
     n: Ints
 
 
-def unite(segments: Sequence[Segment], spec: StoredColumn) -> ColumnDictionary:
-    """The dictionaries of ``spec`` over all segments of a generation."""
-    found = []
-    for segment in segments:
+def unite(segments: Mapping[int, Segment], n_segments: int, spec: StoredColumn) -> ColumnDictionary:
+    """The dictionaries of ``spec`` over some of a generation's ``n_segments`` segments, by number."""
+    n = np.zeros(n_segments, np.int64)
+    found = {}
+    for number, segment in segments.items():
         part = segment.stream_of(spec.id)
-        found.append(None if part is None else segment.dictionary(part[2]))
-    if len(found) == 1 and isinstance(found[0], pa.Array):
-        same = np.arange(len(found[0]), dtype=np.int32)
-        one = np.array([len(same)], np.int64)
-        return ColumnDictionary(np.empty(0, np.uint64), same, found[0], np.zeros(1, np.int64), one)
-    n = np.array([0 if d is None else len(d) for d in found], np.int64)
-    offset = np.concatenate([[0], np.cumsum(n)]).astype(np.int64)[:-1]
+        held = None if part is None else segment.dictionary(part[2])
+        if held is not None:
+            found[number] = held
+            n[number] = len(held)
+    offset = np.cumsum(n) - n
     if not spec.is_bytes:
-        words = np.concatenate([np.empty(0, np.uint64), *(d for d in found if d is not None)])
+        words = np.concatenate([np.empty(0, np.uint64), *found.values()])
         return ColumnDictionary(words, np.empty(0, np.int32), None, offset, n)
     kind = pa.string() if spec.dtype == "string" else pa.binary()
-    present = [d.cast(kind) for d in found if isinstance(d, pa.Array)]
-    if not present:
-        return ColumnDictionary(np.empty(0, np.uint64), np.empty(0, np.int32), pa.array([], kind), offset, n)
-    strings, maps = unite_dictionaries(present)
+    strings, maps = pa.array([], kind), [np.empty(0, np.int32)]
+    if len(found) == 1:
+        (strings,) = found.values()
+        maps = [np.arange(len(strings), dtype=np.int32)]
+    elif found:
+        strings, maps = unite_dictionaries([d for d in found.values() if isinstance(d, pa.Array)])
     return ColumnDictionary(np.empty(0, np.uint64), np.concatenate(maps), strings, offset, n)

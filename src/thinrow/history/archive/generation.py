@@ -24,6 +24,8 @@ from thinrow.storage.objects import ObjectStore
 from thinrow.storage.pages import PageCache
 
 MAX_BUCKETS = 65_536
+#: United dictionaries that a generation keeps.
+_MAX_DICTIONARIES = 4_096
 
 
 class Generation:
@@ -52,7 +54,7 @@ class Generation:
         for i, (bucket, _) in enumerate(self.segments):
             self._by_bucket.setdefault(bucket, []).append(i)
         self._lock = threading.Lock()
-        self._dictionaries: dict[int, ColumnDictionary] = {}
+        self._dictionaries: dict[tuple[int, tuple[int, ...]], ColumnDictionary] = {}
 
     @property
     def objects(self) -> ObjectStore:
@@ -83,12 +85,17 @@ class Generation:
         found = [t.keys(np.arange(t.n_records)) for t in tables if t.n_records]
         return as_users(np.unique(np.concatenate(found)) if found else [], self.schema.user_kind)
 
-    def dictionary(self, spec: StoredColumn) -> ColumnDictionary:
-        """The column's dictionaries over all segments, united once per generation."""
+    def dictionary(self, spec: StoredColumn, numbers: tuple[int, ...]) -> ColumnDictionary:
+        """The column's dictionaries over the segments ``numbers`` (ascending), united once for each such set."""
+        key = spec.id, numbers
         with self._lock:
-            if spec.id not in self._dictionaries:
-                self._dictionaries[spec.id] = unite([self.segment(i) for i in range(len(self.segments))], spec)
-            return self._dictionaries[spec.id]
+            found = self._dictionaries.get(key)
+            if found is None:
+                found = unite({i: self.segment(i) for i in numbers}, len(self.segments), spec)
+                if len(self._dictionaries) >= _MAX_DICTIONARIES:
+                    self._dictionaries.clear()
+                self._dictionaries[key] = found
+            return found
 
     def only(self, numbers: Sequence[int]) -> Generation:
         """A view of some of the segments (for merging them)."""
@@ -134,6 +141,11 @@ class Archive:
 
     def pin(self) -> Generation:
         """The newest generation. Raises StoreNotFound where there is none."""
+        with self._lock:
+            pinned = self._pinned
+        # Numbers have no gap: where the next one is not there, the pinned one is the newest.
+        if pinned is not None and not self._log.has(pinned.number + 1):
+            return pinned
         latest = self._log.latest()
         if latest is None:
             raise StoreNotFound("the archive has no manifest; create the store first: thinrow ingest --create ...")

@@ -37,15 +37,18 @@ def group_hides(n: int, owner: Ints, rows: npt.NDArray[np.void]) -> tuple[npt.ND
 
 
 def hide(events: Events, hides: npt.NDArray[np.void], hide_offsets: npt.NDArray[np.int64]) -> Events:
-    """The same events under a hide-list by user."""
+    """The same events (each user's in order of event_ts) under a hide-list by user."""
     if not len(hides):
         return events
     hidden = events.hidden_from.copy()
     kernel("apply_hides")(
         events.offsets,
+        np.arange(len(events.users)),
+        events.event_ts,
         events.arrival,
         hidden,
         hide_offsets,
+        np.ascontiguousarray(hides["event_ts"]),
         np.ascontiguousarray(hides["arrival"]),
         np.ascontiguousarray(hides["hidden_from"]),
     )

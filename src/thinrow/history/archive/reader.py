@@ -248,7 +248,7 @@ class RowReader:
         missing = [s for s, part in parts.items() if part is None]
         if missing:
             null[:] = np.repeat(np.isin(self.segment, missing), self.n_rows)
-        lookup = self.generation.dictionary(spec)
+        lookup = self.generation.dictionary(spec, tuple(parts))
         long_runs = np.empty(0, np.int64)
         for group in {part[0] for part in parts.values() if part is not None}:
             stream = np.full(len(self.generation.segments), -1, np.int64)
@@ -407,9 +407,19 @@ class RowReader:
             numbers, starts = np.unique(self.segment[order], return_index=True)
             self._needed = []
             for s, runs in zip(numbers.tolist(), np.split(order, starts[1:]), strict=False):
-                stripes, inverse = np.unique(self.stripe[runs], return_inverse=True)
                 segment = self.generation.segment(s)
-                self._needed.append(_Needed(s, segment, runs, inverse, stripes, segment.stripes.take(stripes)))
+                stripes, inverse = np.unique(self.stripe[runs], return_inverse=True)
+                beyond = np.flatnonzero(self.stripe[runs] >= segment.stripes.n_records)
+                if len(beyond):
+                    raise self._corrupt(int(runs[beyond[0]]), "event_ts", "the index names a stripe that is not there")
+                records = segment.stripes.take(stripes)
+                long = np.flatnonzero(self.row_to[runs] > records["n_rows"][inverse])
+                if len(long):
+                    raise self._corrupt(int(runs[long[0]]), "event_ts", "the index names rows beyond the stripe")
+                end = records["chunks"]["offset"] + records["chunks"]["length"]
+                if len(end) and int(end.max()) > segment.container.size:
+                    raise self._corrupt(int(runs[0]), "event_ts", "the index names bytes beyond the file")
+                self._needed.append(_Needed(s, segment, runs, inverse, stripes, records))
         return self._needed
 
     def _fetch_now(self, group: str) -> _Chunks:

@@ -129,6 +129,12 @@ class Segment:
 
     def _load_hides(self) -> Hides:
         data = self.container.read_section("hides")
+        try:
+            return self._parse_hides(data)
+        except (ValueError, OverflowError, IndexError) as e:
+            raise CorruptionError(f"section 'hides' is not a hide-list: {e}", file=self.name) from e
+
+    def _parse_hides(self, data: bytes) -> Hides:
         (n,) = np.frombuffer(data[:8], "<u8")
         n = int(n)
         records = np.frombuffer(data, HIDE_DTYPE, count=n, offset=len(data) - n * HIDE_DTYPE.itemsize)

@@ -81,19 +81,22 @@ class Window:
         reader = RowReader(self.generation, self.pieces, mixed, np.zeros(len(mixed), np.int64), rows, self.stats)
         self.key_off[mixed] = reader.out_pos[:-1]
         owner = np.searchsorted(self.pieces.piece_off, mixed, side="right") - 1
-        offsets = np.searchsorted(owner, np.arange(len(self.pieces.users) + 1))
-        self._keys = self._decode_keys(reader, reader.out_pos[offsets])
+        self._keys = self._decode_keys(reader, owner)
 
-    def _decode_keys(self, reader: RowReader, user_off: Ints) -> tuple[Ints, Ints, Ints]:
+    def _decode_keys(self, reader: RowReader, owner: Ints) -> tuple[Ints, Ints, Ints]:
+        """Keys of all rows, hides applied; ``owner`` is the user of each piece that ``reader`` reads."""
         if not reader.total:
             return (np.empty(0, np.int64),) * 3
         event_ts, arrival, hidden = (reader.column(c).values for c in (_EVENT_TS, _ARRIVAL, _HIDDEN_FROM))
         if len(self.pieces.hides):
             kernel("apply_hides")(
-                user_off,
+                reader.out_pos,
+                owner,
+                event_ts,
                 arrival,
                 hidden,
                 self.pieces.hide_off,
+                np.ascontiguousarray(self.pieces.hides["event_ts"]),
                 np.ascontiguousarray(self.pieces.hides["arrival"]),
                 np.ascontiguousarray(self.pieces.hides["hidden_from"]),
             )
@@ -127,7 +130,7 @@ class Window:
         reader = RowReader(self.generation, self.pieces, piece, start, stop, self.stats)
         owner = np.searchsorted(self.pieces.piece_off, piece, side="right") - 1
         user_off = reader.out_pos[np.searchsorted(owner, np.arange(len(self.pieces.users) + 1))]
-        keys = self._decode_keys(reader, user_off)
+        keys = self._decode_keys(reader, owner)
         values = {c.name: reader.column(c) for c in columns}
         self.stats.events_decoded += reader.total
         events = Events(self.pieces.users, user_off, *keys, values)

@@ -133,6 +133,10 @@ def _check_times(event_ts: npt.NDArray[np.int64] | Column, n: int) -> npt.NDArra
     if len(negative):
         row = int(negative[0])
         raise InputError(f"row {row}: event_ts is {column.values[row]} ms; times start at 0, the Unix epoch")
+    late = np.flatnonzero(column.values >= NEVER - 1)
+    if len(late):
+        row = int(late[0])
+        raise InputError(f"row {row}: event_ts is {column.values[row]} ms; times end at {NEVER - 2} (2^63 - 3)")
     return column.values.astype(np.int64, copy=False)
 
 

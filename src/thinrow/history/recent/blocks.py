@@ -80,6 +80,7 @@ class BlockTier(ABC):
     def __init__(self, schema: EventSchema, name: str) -> None:
         self._schema = schema
         self._name = name
+        self._floor = 0
 
     @property
     def schema(self) -> EventSchema:
@@ -150,9 +151,9 @@ class BlockTier(ABC):
         return result
 
     def _counters(self, txn: Reading, keys: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Counter and trimmed_through of each user, 0 where unknown."""
+        """Counter and trimmed_through of each user; the floor and 0 where unknown."""
         found = txn.pairs("users", keys)
-        counters, trimmed = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+        counters, trimmed = np.full(len(keys), self._floor, np.int64), np.zeros(len(keys), np.int64)
         if found:
             at = [i for i, key in enumerate(keys) if key in found]
             counters[at], trimmed[at] = unpack_pairs([found[keys[i]] for i in at], self._name, "the user counters")

@@ -47,7 +47,14 @@ _HELD_LOCK = threading.Lock()
 class LmdbRecent(BlockTier):
     """A RecentTier in the directory ``path``, made if it is not there."""
 
-    def __init__(self, path: str | Path, schema: EventSchema, map_size: int = MAP_BYTES, sync: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        schema: EventSchema,
+        map_size: int = MAP_BYTES,
+        sync: bool = True,
+        floor: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Open ``path``.
 
         Args:
@@ -55,6 +62,8 @@ class LmdbRecent(BlockTier):
             schema: of the events; an older one may have been used before, as long as column ids keep their dtypes.
             map_size: bytes of address space at first; doubles whenever it is full.
             sync: whether a call returns only when its data is on disk.
+            floor: called if the tier is new: no user's first event gets a number up to it (inclusive). A tier that
+                takes the place of a lost one needs it.
 
         Raises:
             StoreError: this process has the environment open, or the directory holds something else.
@@ -91,7 +100,7 @@ class LmdbRecent(BlockTier):
                 )
                 # Slots of killed readers would keep dropped pages alive.
                 self._env.reader_check()
-                self._dbs = self._open_databases()
+                self._dbs = self._open_databases(floor)
                 if created and sync:
                     _sync_directories(self._path)
         except BaseException:
@@ -159,7 +168,7 @@ class LmdbRecent(BlockTier):
                 self._load_schemas(txn, self._dbs["meta"])
         return self._schemas.get(schema_id)
 
-    def _open_databases(self) -> dict[str, Any]:
+    def _open_databases(self, floor: Callable[[], int]) -> dict[str, Any]:
         """Check what is there, or begin a new tier."""
         with self._env.begin(write=True) as txn:
             fresh = txn.stat(self._env.open_db(txn=txn))["entries"] == 0
@@ -172,6 +181,7 @@ class LmdbRecent(BlockTier):
             if fresh:
                 self._put_meta(txn, meta, "format", str(FORMAT))
                 self._put_meta(txn, meta, "user_kind", self._schema.user_kind)
+                self._put_meta(txn, meta, "floor", str(floor()))
             form = int(self._get_meta(txn, meta, "format"))
             if form > FORMAT:
                 raise NewerFormatError(f"{self._path} has recent format {form}, newer than {FORMAT}; update thinrow")
@@ -181,6 +191,7 @@ class LmdbRecent(BlockTier):
                     f"{self._path} holds {kind} user ids, the schema says {self._schema.user_kind}; "
                     f"cast the column to {kind}"
                 )
+            self._floor = int(self._get_meta(txn, meta, "floor"))
             self._load_schemas(txn, meta)
             for stored in self._schemas.values():
                 check_evolution(self._schema, stored)

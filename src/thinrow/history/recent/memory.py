@@ -19,8 +19,10 @@ Block = tuple[bytes, bytes]
 class MemoryRecent(BlockTier):
     """A RecentTier in memory; one lock serves readers and writers."""
 
-    def __init__(self, schema: EventSchema) -> None:
+    def __init__(self, schema: EventSchema, floor: int = 0) -> None:
+        """``floor``: no user's first event gets a number up to it (inclusive)."""
         super().__init__(schema, "memory")
+        self._floor = floor
         # Reentrant, because `resolve` may read the tier during an append.
         self._lock = threading.RLock()
         self._tables: _Tables | None = _Tables()

@@ -76,16 +76,44 @@ def fold_bytes(offsets: Ints, data: npt.NDArray[np.uint8]) -> Words:
 
 
 @njit
+def _lower_bound(values: Ints, lo: Any, hi: Any, x: Any) -> Any:
+    while lo < hi:
+        mid = (lo + hi) // 2
+        if values[mid] < x:
+            lo = mid + 1
+        else:
+            hi = mid
+    return lo
+
+
+@njit
 def apply_hides(
-    event_off: Ints, arrival: Ints, hidden_from: Ints, hide_off: Ints, hide_arrival: Ints, hide_from: Ints
+    range_off: Ints,
+    user_of: Ints,
+    event_ts: Ints,
+    arrival: Ints,
+    hidden_from: Ints,
+    hide_off: Ints,
+    hide_ts: Ints,
+    hide_arrival: Ints,
+    hide_from: Ints,
 ) -> None:
-    """Lower ``hidden_from`` (in place) of the events that a hide names, group by group."""
-    for u in range(len(event_off) - 1):
-        for h in range(hide_off[u], hide_off[u + 1]):
-            for i in range(event_off[u], event_off[u + 1]):
+    """Lower ``hidden_from`` (in place) of the events that a hide names.
+
+    Range r holds events of user ``user_of[r]`` in order of event_ts; its hides are those of that user.
+    """
+    for r in range(len(range_off) - 1):
+        a, b = range_off[r], range_off[r + 1]
+        if a == b:
+            continue
+        for h in range(hide_off[user_of[r]], hide_off[user_of[r] + 1]):
+            if hide_ts[h] < event_ts[a] or hide_ts[h] > event_ts[b - 1]:
+                continue
+            i = _lower_bound(event_ts, a, b, hide_ts[h])
+            while i < b and event_ts[i] == hide_ts[h]:
                 if arrival[i] == hide_arrival[h]:
                     hidden_from[i] = min(hidden_from[i], hide_from[h])
-                    break
+                i += 1
 
 
 @njit
@@ -288,17 +316,6 @@ def merge_runs(run_of_user: Ints, run_start: Ints, run_stop: Ints, event_ts: Int
             head[best - a] += 1
             out += 1
     return order
-
-
-@njit
-def _lower_bound(values: Ints, lo: Any, hi: Any, x: Any) -> Any:
-    while lo < hi:
-        mid = (lo + hi) // 2
-        if values[mid] < x:
-            lo = mid + 1
-        else:
-            hi = mid
-    return lo
 
 
 @njit

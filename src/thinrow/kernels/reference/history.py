@@ -51,12 +51,20 @@ def fold_bytes(offsets: Ints, data: npt.NDArray[np.uint8]) -> Words:
 
 
 def apply_hides(
-    event_off: Ints, arrival: Ints, hidden_from: Ints, hide_off: Ints, hide_arrival: Ints, hide_from: Ints
+    range_off: Ints,
+    user_of: Ints,
+    event_ts: Ints,
+    arrival: Ints,
+    hidden_from: Ints,
+    hide_off: Ints,
+    hide_ts: Ints,
+    hide_arrival: Ints,
+    hide_from: Ints,
 ) -> None:
-    for u in range(len(event_off) - 1):
-        events = slice(event_off[u], event_off[u + 1])
-        for h in range(hide_off[u], hide_off[u + 1]):
-            named = arrival[events] == hide_arrival[h]
+    for r in range(len(range_off) - 1):
+        events = slice(range_off[r], range_off[r + 1])
+        for h in range(hide_off[user_of[r]], hide_off[user_of[r] + 1]):
+            named = (event_ts[events] == hide_ts[h]) & (arrival[events] == hide_arrival[h])
             hidden_from[events][named] = np.minimum(hidden_from[events][named], hide_from[h])
 
 
