@@ -24,7 +24,7 @@ from pyiceberg.types import (
     StringType,
 )
 
-from thinrow.core.errors import CorruptionError, NewerFormatError, ObjectNotFound, SchemaError, StoreError
+from thinrow.core.errors import CorruptionError, InputError, NewerFormatError, ObjectNotFound, SchemaError, StoreError
 from thinrow.examples.datafiles import StoredFile, local_path
 from thinrow.examples.layout import StoredField
 
@@ -39,6 +39,7 @@ NO_STATE = "{}"
 #: Table property that is set once a join was committed.
 JOINED = "thinrow.joined"
 
+_SYNTAX = "#?%;"
 _ICEBERG_TYPES: dict[str, PrimitiveType] = {
     "int8": IntegerType(),
     "int16": IntegerType(),
@@ -62,10 +63,20 @@ TABLE_PROPERTIES = {
 
 
 def open_catalog(root: Path) -> SqlCatalog:
+    """The catalog of the table directory ``root``.
+
+    Raises:
+        InputError: the path holds a character that Iceberg locations and SQLite URLs read as syntax.
+    """
+    root = root.absolute()
+    strange = [c for c in _SYNTAX if c in str(root)]
+    if strange:
+        raise InputError(f"{root} holds {strange[0]!r}, which Iceberg takes for syntax; choose a path without it")
     return SqlCatalog(
         "thinrow",
         uri=f"sqlite:///{root / 'catalog.db'}",
-        warehouse=(root / "warehouse").as_uri(),
+        # Not as_uri(): pyiceberg takes the location as it stands, so a quoted space would name another directory.
+        warehouse=f"file://{root}/warehouse",
         **{"py-io-impl": "thinrow.examples.datafiles.SyncedFileIO"},
     )
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import CorruptionError, NewerFormatError, SchemaError, StoreError
+from thinrow.core.units import NEVER
 from thinrow.examples.log import KEY_DTYPE, ImpressionLog, OutcomeLog
 from thinrow.examples.outcomes import JoinCounts, join, known_names, last_window_ms
 from thinrow.examples.records import Impressions, Outcomes
@@ -133,7 +134,7 @@ def join_logs(impressions: ImpressionLog, outcomes: OutcomeLog, table: ExampleTa
     schema, window = table.example_schema, last_window_ms(table.example_schema)
     requests, later = _Rows.of(impressions, numbers[0]), _Rows.of(outcomes, numbers[1])
 
-    ids, closes = requests.keys["request_id"], requests.keys["ts"] + window
+    ids, closes = requests.keys["request_id"], _later(requests.keys["ts"], window)
     is_first = np.zeros(len(ids), np.bool_)
     is_first[np.unique(ids, return_index=True)[1]] = True
     seen = requests.file < before.impressions
@@ -142,7 +143,7 @@ def join_logs(impressions: ImpressionLog, outcomes: OutcomeLog, table: ExampleTa
     waiting = is_first & (closes > state.cut_ms)
     written = np.unique(ids[is_written])
 
-    settled = (later.keys["ts"] + window <= before.cut_ms) | np.isin(later.keys["request_id"], written)
+    settled = (_later(later.keys["ts"], window) <= before.cut_ms) | np.isin(later.keys["request_id"], written)
     old = later.file < before.outcomes
     resumed = _load_outcomes(outcomes, later, np.flatnonzero(old & ~settled))
     fresh = _load_outcomes(outcomes, later, np.flatnonzero(~old))
@@ -161,7 +162,7 @@ def join_logs(impressions: ImpressionLog, outcomes: OutcomeLog, table: ExampleTa
         snapshot_id = table.append_after(snapshot_id, joined.examples, replace(state, counts=totals).to_json())
 
     # Outcomes that time has not settled are settled by what the log says of their request: both must stay.
-    lasting = later.keys["ts"] + window > state.cut_ms
+    lasting = _later(later.keys["ts"], window) > state.cut_ms
     needed = waiting | np.isin(ids, later.keys["request_id"][lasting])
     unsettled = lasting & ~np.isin(later.keys["request_id"], ids[is_first & ~waiting])
     return JoinReport(
@@ -198,3 +199,8 @@ def _load_impressions(log: ImpressionLog, rows: _Rows, wanted: npt.NDArray[np.in
 
 def _load_outcomes(log: OutcomeLog, rows: _Rows, wanted: npt.NDArray[np.intp]) -> Outcomes:
     return Outcomes.concat([log.read(number).take(taken) for number, taken in rows.by_file(wanted)])
+
+
+def _later(ts: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.int64]:
+    """``ts + window``, at most NEVER: a time near the end of int64 must not become one long past."""
+    return np.minimum(ts, NEVER - window) + window

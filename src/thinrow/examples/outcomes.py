@@ -105,7 +105,7 @@ def join(
     first = np.sort(first[~np.isin(unique, written)])
     repeated_requests = len(ids) - len(first)
     window = last_window_ms(schema)
-    is_closed = impressions.snapshots.request_ts[first] + window <= now_ms
+    is_closed = impressions.snapshots.request_ts[first] <= now_ms - window
     closed = impressions.take(first[is_closed])
     pending = impressions.take(first[~is_closed])
 
@@ -114,7 +114,7 @@ def join(
     of_written = np.isin(outcomes.request_id, written)
     of_pending = np.isin(outcomes.request_id, pending.request_id) | np.isin(outcomes.request_id, waiting)
     # No request at or after the outcome can have it, and one before it closed: only an earlier cause is left.
-    expired = outcomes.ts + window <= now_ms
+    expired = outcomes.ts <= now_ms - window
     named = known >= 0
     undecided = named & ~of_closed & ~of_written
     taken = np.flatnonzero(named & of_closed)
@@ -149,7 +149,7 @@ def _label(
     windows = np.array([w for _, w in schema.outcomes], np.int64)
     # Early before all else: a request that is still open counts it so without looking at its items.
     early = outcomes.ts < request_ts
-    late = shown & ~early & (outcomes.ts >= request_ts + windows[name])
+    late = shown & ~early & (outcomes.ts - windows[name] >= request_ts)
     good = np.flatnonzero(shown & ~early & ~late)
     # Earliest first; the value decides between equal times, so that delivery order never shows in a label.
     order = good[np.lexsort((outcomes.value[good], outcomes.ts[good], name[good], position[good]))]

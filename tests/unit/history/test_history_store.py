@@ -365,9 +365,8 @@ def test_a_create_that_was_cut_short_can_be_repeated(tmp_path: Path) -> None:
     HistoryStore.create(path, PLAIN).close()
     shutil.rmtree(path / "recent")
     with HistoryStore.open(path) as store:
-        assert store.append(events([(1, 1, 1)])).arrivals.tolist() == [
-            EPOCH + 1
-        ]  # an empty archive cannot tell what was given out
+        # An empty archive cannot tell what was given out.
+        assert store.append(events([(1, 1, 1)])).arrivals.tolist() == [EPOCH + 1]
 
 
 def test_a_create_that_fails_leaves_no_store(tmp_path: Path) -> None:
