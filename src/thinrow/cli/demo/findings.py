@@ -63,6 +63,16 @@ def written(report: Mapping[str, Any]) -> dict[str, int]:
     return {"thinrow": sum(v for k, v in w.items() if k.startswith("thinrow_")), **{r: w[r] for r in RIVALS}}
 
 
+def on_disk(report: Mapping[str, Any]) -> str:
+    """What is on the disk beside what is stored, in one sentence."""
+    d = report["bytes_on_disk"]
+    parts = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in d.items())
+    return (
+        "Stored is what the newest generation and table snapshot name; on the disk lie "
+        f"{format_bytes(sum(d.values()))} ({parts}): older generations are kept until retention removes them, and so are the logs."
+    )
+
+
 def verdict(ratio: float) -> str:
     """``ratio`` above 1 is in thinrow's favour."""
     return "ahead" if ratio > _EVEN else "behind" if ratio < 1 / _EVEN else "even"

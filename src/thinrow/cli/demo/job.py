@@ -135,9 +135,22 @@ def _run(config: DemoConfig, data: RetailData, stages: Stages) -> dict[str, Any]
                 "fat_rows_arrival_order": arrival.stat().st_size,
                 "fat_rows_sorted": by_user.stat().st_size,
             },
+            "bytes_on_disk": _bytes_on_disk(out),
             "bytes_written": _bytes_written(counts, out, appended + table.bytes(), arrival, by_user),
         }
     return report | {**rates, "verification": verification, "seconds": stages.seconds, "machine": _machine()}
+
+
+def _bytes_on_disk(out: Path) -> dict[str, int]:
+    """Every file that thinrow left, by what it is for: superseded segments, manifests and metadata included."""
+    places = {
+        "archive": out / "store" / "archive",
+        "recent_tier": out / "store" / "recent",
+        "impression_log": out / "impressions",
+        "outcome_log": out / "outcomes",
+        "examples": out / "examples",
+    }
+    return {name: sum(p.stat().st_size for p in at.rglob("*") if p.is_file()) for name, at in places.items()}
 
 
 def _bytes_written(counts: ReplayCounts, out: Path, examples: int, arrival: Path, by_user: Path) -> dict[str, int]:

@@ -14,6 +14,7 @@ from thinrow.cli.demo.findings import (
     count,
     exactness,
     lengths,
+    on_disk,
     percent,
     rate,
     seconds,
@@ -160,8 +161,9 @@ def _storage(report: Mapping[str, Any]) -> str:
     )
     words = (
         "Both sides hold the same requests with the same candidates. Written in all counts every rewrite: the daily "
-        "compactions, the logs and the clustering of thinrow, and for sorted fat rows the unsorted ones that they were "
-        "made of."
+        "segments of all compactions, the logs and the clustered table of thinrow, and for sorted fat rows the "
+        "unsorted ones that they were made of; not the pages of the recent tier's database and the metadata of the table. "
+        f"{on_disk(report)}"
     )
     return _section("Bytes", words, chart + legend, table + _findings(byte_findings(report)))
 

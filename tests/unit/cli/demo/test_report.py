@@ -48,6 +48,7 @@ def report() -> dict[str, Any]:
             "fat_rows_arrival_order": 300_000,
             "fat_rows_sorted": 60_000,
         },
+        "bytes_on_disk": {"archive": 25_000, "recent_tier": 40_000, "examples": 11_000},
         "bytes_written": {
             "thinrow_history": 50_000,
             "thinrow_logs": 10_000,
