@@ -69,7 +69,8 @@ def on_disk(report: Mapping[str, Any]) -> str:
     parts = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in d.items())
     return (
         "Stored is what the newest generation and table snapshot name; on the disk lie "
-        f"{format_bytes(sum(d.values()))} ({parts}): older generations are kept until retention removes them, and so are the logs."
+        f"{format_bytes(sum(d.values()))} ({parts}): "
+        "older generations and the logs are kept."
     )
 
 

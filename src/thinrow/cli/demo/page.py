@@ -162,7 +162,7 @@ def _storage(report: Mapping[str, Any]) -> str:
     words = (
         "Both sides hold the same requests with the same candidates. Written in all counts every rewrite: the daily "
         "segments of all compactions, the logs and the clustered table of thinrow, and for sorted fat rows the "
-        "unsorted ones that they were made of; not the pages of the recent tier's database and the metadata of the table. "
+        "unsorted ones that they were made of; not the pages of the recent tier's database and the table's metadata. "
         f"{on_disk(report)}"
     )
     return _section("Bytes", words, chart + legend, table + _findings(byte_findings(report)))
