@@ -33,12 +33,14 @@ def as_users(values: object, kind: UserKind | None = None) -> Users:
     """Normalise ids (scalar, sequence or array) to an int64 or object-of-str array, checking each.
 
     Raises:
-        UserKindError: the ids are not of ``kind``, or of neither kind.
-        InputError: a string id is empty or longer than 255 UTF-8 bytes.
+        UserKindError: the ids are not of ``kind``, or of neither kind, or of more than one dimension.
+        InputError: a string id is empty, longer than 255 UTF-8 bytes, or has no UTF-8 form.
     """
     if isinstance(values, (str, int, np.integer)):
         values = [values]
-    array = values if isinstance(values, np.ndarray) else _listed(values)
+    array = np.atleast_1d(values if isinstance(values, np.ndarray) else _listed(values))
+    if array.ndim > 1:
+        raise UserKindError(f"user ids have shape {array.shape}; pass a sequence or an array of one dimension")
     if array.size == 0:
         return np.empty(0, np.int64 if kind != "string" else object)
     if array.dtype.kind in "iu" and array.dtype != np.uint64:
@@ -46,7 +48,9 @@ def as_users(values: object, kind: UserKind | None = None) -> Users:
     elif array.dtype.kind in "UO" and all(isinstance(v, str) for v in array):
         found = "string"
     else:
-        first = next((v for v in array.tolist() if not isinstance(v, str)), array[0])
+        listed = array.tolist()
+        kinds = (str, int) if array.dtype == object and not isinstance(listed[0], str) else str
+        first = next((v for v in listed if not isinstance(v, kinds)), listed[0])
         raise UserKindError(
             f"user id {first!r} ({array.dtype}) is neither an int64 nor a string; cast the column first"
         )
@@ -59,18 +63,24 @@ def as_users(values: object, kind: UserKind | None = None) -> Users:
         return np.ascontiguousarray(array, dtype=np.int64)
     result = array.astype(object)
     for value in result:
-        size = len(value.encode("utf-8"))
+        try:
+            size = len(value.encode("utf-8"))
+        except UnicodeEncodeError as e:
+            raise InputError(f"user id {value[:40]!r} has no UTF-8 form ({e.reason}); pass valid Unicode") from e
         if not 1 <= size <= MAX_USER_BYTES:
             raise InputError(f"user id {value[:40]!r} has {size} UTF-8 bytes; 1 to {MAX_USER_BYTES} are allowed")
     return result
 
 
 def _listed(values: object) -> npt.NDArray[Any]:
-    if not isinstance(values, Sequence):
+    if not isinstance(values, Sequence) or isinstance(values, bytes):
         raise UserKindError(f"user ids must be an int64 or string sequence, got {type(values).__name__}")
     # NumPy's own string dtype drops trailing NULs: two users would become one.
     text = any(isinstance(v, str) for v in values)
-    return np.array(values, object) if text else np.asarray(values)
+    try:
+        return np.array(values, object) if text else np.asarray(values)
+    except ValueError as e:
+        raise UserKindError("user ids are not one flat sequence; pass one id per element") from e
 
 
 def plain(user: object) -> int | str:

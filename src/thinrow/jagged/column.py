@@ -71,12 +71,8 @@ class Column:
         Raises:
             SchemaError: a value does not fit ``dtype``.
         """
-        if isinstance(array, pa.ChunkedArray):
-            array = array.combine_chunks()
-            if isinstance(array, pa.ChunkedArray):
-                array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-        if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
-            # A null of the dictionary is one that ``null_count`` of the array does not count.
+        array = _one_array(array)
+        if pa.types.is_dictionary(array.type) and not _serves(array.dictionary, dtype):
             array = array.dictionary_decode()
         target = ARROW_TYPES[dtype]
         valid = None if array.null_count == 0 else np.asarray(pc.is_valid(array))
@@ -86,8 +82,6 @@ class Column:
             if pa.types.is_timestamp(array.type):
                 finer = pc.CastOptions(pa.timestamp("ms", array.type.tz), allow_time_truncate=True)
                 array = array.cast(options=finer).cast(pa.int64())
-            if pa.types.is_dictionary(array.type):
-                array = array.dictionary_decode()
             cast = array.cast(target)
             if dtype == "float32" and not pc.all(pc.equal(pc.is_inf(cast), pc.is_inf(array)), min_count=0).as_py():
                 raise pa.ArrowInvalid("a value is beyond the largest float32")
@@ -105,9 +99,26 @@ class Column:
         if not pa.types.is_dictionary(array.type):
             array = array.cast(target).dictionary_encode()
         codes = pc.fill_null(array.indices.cast(pa.int32()), 0)
-        if valid is None and array.indices.null_count:
-            valid = np.asarray(pc.is_valid(array.indices))
         return cls(codes.to_numpy(zero_copy_only=False), valid, array.dictionary)
+
+
+def _one_array(array: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if not isinstance(array, pa.ChunkedArray):
+        return array
+    if pa.types.is_dictionary(array.type) and any(c.dictionary.null_count for c in array.chunks):
+        # Arrow does not unite dictionaries that hold a null.
+        array = array.cast(array.type.value_type)
+    array = array.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return array
+
+
+def _serves(dictionary: pa.Array, dtype: str) -> bool:
+    """Whether a column of ``dtype`` may keep the dictionary. A null in it is one that the array's ``null_count`` does
+    not count, and an entry that is there twice would give one value two codes."""
+    texts = dtype in ("string", "binary")
+    return texts and dictionary.null_count == 0 and len(dictionary.unique()) == len(dictionary)
 
 
 def null_column(dtype: str, n: int) -> Column:

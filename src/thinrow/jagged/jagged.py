@@ -67,6 +67,9 @@ class Jagged:
             array = array.combine_chunks()
             if isinstance(array, pa.ChunkedArray):
                 array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
+            offsets = np.cumsum(np.append(0, array.value_lengths()), dtype=np.int64)
+            return cls(Column.from_arrow(array.flatten(), dtype), offsets)
         offsets = array.offsets.to_numpy().astype(np.int64)
         flat = array.values.slice(offsets[0], offsets[-1] - offsets[0]) if len(offsets) else array.values
         return cls(Column.from_arrow(flat, dtype), offsets - offsets[0] if len(offsets) else np.zeros(1, np.int64))

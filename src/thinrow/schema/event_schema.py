@@ -135,6 +135,9 @@ class EventSchema:
             twice = sorted({v for v in values if values.count(v) > 1})
             if twice:
                 raise SchemaError(f"column {what} {twice[0]!r} appears twice; each must be unique")
+        for key, kind in (("user_kind", self.user_kind), ("event_id_dtype", self.event_id_dtype or "int64")):
+            if kind not in ("int64", "string"):
+                raise SchemaError(f"{key} is {kind!r}; allowed: int64, string")
         if (self.event_id_column is None) != (self.event_id_dtype is None):
             raise SchemaError("event_id_column and event_id_dtype go together; give both or neither")
         if self.supersedes_column is not None and self.event_id_column is None:
@@ -243,10 +246,13 @@ class EventSchema:
         strings categorical, timestamps timestamp), all in one group ``main`` unless ``groups`` says otherwise.
 
         Raises:
-            SchemaError: a named column is missing, or a column's type has no counterpart.
+            SchemaError: a named column is missing, one in ``groups`` too, or a column's type has no counterpart.
         """
         special = {user, time, event_id, supersedes, arrival_time}
         group_of = {name: g for g, names in (groups or {}).items() for name in names}
+        unknown = [name for name in group_of if name not in arrow.names or name in special]
+        if unknown:
+            raise SchemaError(f"group {group_of[unknown[0]]!r} names {unknown[0]!r}, which is no column of the events")
         columns: list[ColumnSpec] = []
         for field in arrow:
             if field.name in special:
@@ -358,10 +364,17 @@ def _bind(
 ) -> EventSchema:
     import pyarrow.types as t
 
-    needed = [user, time, *(n for n in (event_id, supersedes, arrival_time) if n), *(c.name for c in columns)]
+    needed = [
+        user,
+        time,
+        *(n for n in (event_id, supersedes, arrival_time) if n is not None),
+        *(c.name for c in columns),
+    ]
     for name in needed:
         if name not in arrow.names:
             raise SchemaError(f"input has no column {name!r}; it has {', '.join(arrow.names)}")
+        if arrow.names.count(name) > 1:
+            raise SchemaError(f"input has {arrow.names.count(name)} columns {name!r}; rename all but one")
 
     def is_text(name: str) -> bool:
         kind = arrow.field(name).type

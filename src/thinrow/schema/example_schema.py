@@ -97,5 +97,7 @@ class ExampleSchema:
                 item=data["item"],
                 outcomes=tuple((n, int(w)) for n, w in data["outcomes"].items()),
             )
-        except (KeyError, TypeError, AttributeError) as e:
+        except SchemaError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as e:
             raise SchemaError(f"not an example schema: {e}") from e

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinrow.core.errors import InputError
+from thinrow.core.errors import InputError, SchemaError
 from thinrow.schema.event_schema import ColumnSpec, EventSchema
 
 
@@ -38,7 +38,7 @@ class Projection:
             schema.column(name)
         for group in self.groups or ():
             if group not in schema.groups:
-                raise InputError(f"no feature group {group!r}; the schema has {', '.join(schema.groups)}")
+                raise SchemaError(f"no feature group {group!r}; the schema has {', '.join(schema.groups)}")
         if self.columns is None and self.groups is None:
             return schema.columns
         return tuple(c for c in schema.columns if c.name in (self.columns or ()) or c.group in (self.groups or ()))
