@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from bench.datagen.histories import SCHEMA, HistoriesSpec, histories
 from bench.harness import Result, Work, rates
+from thinrow.core.ragged import offsets_of
 from thinrow.core.units import format_bytes
 from thinrow.core.users import bucket_of
 from thinrow.history.archive.generation import Generation
@@ -185,7 +186,7 @@ def _works(data: _Data, newest: int | None) -> dict[str, Work]:
 
 def _cut(start: Ints, stop: Ints, newest: int | None) -> tuple[Ints, Ints]:
     lengths = stop - start if newest is None else np.minimum(stop - start, newest)
-    return lengths, np.concatenate([[0], np.cumsum(lengths)])
+    return lengths, offsets_of(lengths)
 
 
 def _copy_slices(

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError
+from thinrow.core.ragged import offsets_of
 from thinrow.core.wrap import mix64_words
 
 IntArray = npt.NDArray[np.int64]
@@ -129,7 +130,7 @@ def epoch_order(manifest: SplitManifest, seed: int, interleave: int, epoch: int)
     split = np.concatenate(split_of)[order]
     first_row = np.concatenate(number)[order] * manifest.base_rows
     rows = np.minimum(np.asarray(manifest.split_rows, np.int64)[split] - first_row, manifest.base_rows)
-    return EpochOrder(split, first_row, np.concatenate([[0], np.cumsum(rows)]))
+    return EpochOrder(split, first_row, offsets_of(rows))
 
 
 @dataclass(frozen=True, slots=True)

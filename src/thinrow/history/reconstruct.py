@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError, VersionMismatch
+from thinrow.core.ragged import offsets_of
 from thinrow.core.units import EPOCH_BITS, NEVER
 from thinrow.core.users import distinct, plain
 from thinrow.history.archive.generation import Generation
@@ -140,7 +141,7 @@ def _verify(generation: Generation, batch: RequestBatch, window: Window, archive
     inline = batch.inline
     mix = np.where(archived, kernel("identity_mix")(inline.event_ts, inline.arrival), np.uint64(0))
     sums = np.concatenate([[np.uint64(0)], np.cumsum(mix, dtype=np.uint64)])
-    counts = np.concatenate([[0], np.cumsum(archived)])
+    counts = offsets_of(archived)
     known = counts[inline.offsets[1:]] - counts[inline.offsets[:-1]]
     wrong = (count != versions["seq_len"] + known) | (
         digest != versions["checksum"] + (sums[inline.offsets[1:]] - sums[inline.offsets[:-1]])

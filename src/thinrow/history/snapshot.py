@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError, StoreError
+from thinrow.core.ragged import offsets_of
 from thinrow.core.users import Users
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.hides import hide
@@ -102,7 +103,7 @@ def _pin_and_read(
 def _visible(read: RecentRead, request_ts: npt.NDArray[np.int64], bound: npt.NDArray[np.int64]) -> Events:
     events = hide(read.events.in_time_order(), read.hides, read.hide_offsets)
     keep = events.visible(request_ts, bound)
-    kept = np.concatenate([[0], np.cumsum(keep)]).astype(np.int64)
+    kept = offsets_of(keep)
     shown = events.take_rows(np.flatnonzero(keep), kept[events.offsets])
     columns = {n: c for n, c in shown.columns.items() if n != EVENT_ID}
     return Events(shown.users, shown.offsets, shown.event_ts, shown.arrival, shown.hidden_from, columns)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError
+from thinrow.core.ragged import offsets_of
 from thinrow.kernels import kernel
 
 U8 = npt.NDArray[np.uint8]
@@ -110,7 +111,7 @@ def encode_fixed(
             )
     arguments = (words, stripe_offsets, restarts, itemsize, codes)
     codec, width, size, base, scale = kernel("plan_blocks")(*arguments, dictionary_codes is not None)
-    offsets = _offsets(size)
+    offsets = offsets_of(size)
     payload = np.zeros(int(offsets[-1]), np.uint8)
     kernel("write_blocks")(*arguments, codec, width, base, scale, offsets, payload)
     return EncodedStream(codec, width, payload, offsets, kernel("crc32c_many")(payload, offsets[:-1], size))
@@ -140,7 +141,7 @@ def encode_bytes(values: tuple[I64, U8], stripe_offsets: I64) -> EncodedStream:
         frame = compressor.compress(raw)
         sizes = np.array([len(raw), len(frame)], "<u8").tobytes()
         blocks.append(sizes + frame + bytes(-len(frame) % 8))
-    block_offsets = _offsets(np.array([len(b) for b in blocks], np.int64))
+    block_offsets = offsets_of(np.array([len(b) for b in blocks], np.int64))
     payload = np.frombuffer(bytearray(b"".join(blocks)), np.uint8)
     crc = kernel("crc32c_many")(payload, block_offsets[:-1], np.diff(block_offsets))
     n = len(blocks)
@@ -156,7 +157,7 @@ def interleave(streams: Sequence[EncodedStream]) -> tuple[U8, I64, U32]:
     n_streams, n = len(streams), len(streams[0].codec)
     head = header_bytes(n_streams)
     lengths = np.stack([np.diff(s.offsets) for s in streams], axis=1)
-    chunk_offsets = _offsets(head + lengths.sum(axis=1))
+    chunk_offsets = offsets_of(head + lengths.sum(axis=1))
     entries = np.zeros((n, n_streams), ENTRY_DTYPE)
     for k, stream in enumerate(streams):
         entries["codec"][:, k] = stream.codec
@@ -248,7 +249,7 @@ def decode_bytes(buffer: U8, block_off: I64, length: I64, n_rows: I64, row_from:
         parts.append(data[int(bounds[first]) : int(bounds[last])])
     if not parts:
         return np.zeros(1, np.int64), np.empty(0, np.uint8)
-    return _offsets(np.concatenate(lengths)), np.concatenate(parts)
+    return offsets_of(np.concatenate(lengths)), np.concatenate(parts)
 
 
 def _open_bytes(block: U8, rows: int, run: int) -> tuple[I64, U8]:
@@ -265,16 +266,10 @@ def _open_bytes(block: U8, rows: int, run: int) -> tuple[I64, U8]:
         raw = np.frombuffer(zstandard.ZstdDecompressor().decompress(frame), np.uint8)
     except (zstandard.ZstdError, MemoryError) as e:
         raise BadBlock(run, -1, f"zstd: {e}") from e
-    bounds = _offsets(raw[: 4 * rows].view("<u4"))
+    bounds = offsets_of(raw[: 4 * rows].view("<u4"))
     if len(raw) != raw_bytes or int(bounds[-1]) != raw_bytes - 4 * rows:
         raise BadBlock(run, -1, "value lengths that do not add up to the data")
     return bounds, raw[4 * rows :]
-
-
-def _offsets(lengths: npt.NDArray[Any]) -> I64:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
 
 
 def _refuse(wrong: npt.NDArray[np.bool_], what: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from thinrow.core.ragged import offsets_of
 from thinrow.core.users import UserKind, Users
 from thinrow.examples.records import ExampleBatch, Impressions, Outcomes, text_column
 from thinrow.history.requests import RequestBatch
@@ -143,4 +144,4 @@ def _users(codes: npt.NDArray[np.int64], kind: UserKind) -> Users:
 
 
 def _offsets(rng: np.random.Generator, n: int, most: int) -> npt.NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(rng.integers(0, most + 1, n))]).astype(np.int64)
+    return offsets_of(rng.integers(0, most + 1, n))

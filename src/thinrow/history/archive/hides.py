@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.ragged import offsets_of
 from thinrow.core.users import Users, kind_of
 from thinrow.jagged import HIDE_DTYPE, Events
 from thinrow.kernels import kernel
@@ -63,5 +64,5 @@ def encode_hides(hides: Hides) -> bytes:
     if kind_of(hides.users) == "int64":
         return head + hides.users[owner].astype("<i8").tobytes() + records.tobytes()
     encoded = [str(hides.users[u]).encode() for u in owner]
-    offsets = np.concatenate([[0], np.cumsum([len(e) for e in encoded])]).astype("<u8")
+    offsets = offsets_of([len(e) for e in encoded]).astype("<u8")
     return head + offsets.tobytes() + b"".join(encoded) + records.tobytes()

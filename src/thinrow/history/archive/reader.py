@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from thinrow.core.errors import CorruptionError
+from thinrow.core.ragged import offsets_of
 from thinrow.core.users import Users, bucket_of, plain
 from thinrow.history.archive.dictionaries import ColumnDictionary
 from thinrow.history.archive.hides import group_hides
@@ -231,7 +232,7 @@ class RowReader:
         self.row_from = records["row"].astype(np.int64) + start
         self.row_to = records["row"].astype(np.int64) + stop
         self.n_rows = stop - start
-        self.out_pos = np.concatenate([[0], np.cumsum(self.n_rows)]).astype(np.int64)
+        self.out_pos = offsets_of(self.n_rows)
         self.total = int(self.out_pos[-1])
         self._chunks: dict[str, _Chunks] = {}
         self._needed: list[_Needed] | None = None

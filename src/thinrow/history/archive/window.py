@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.ragged import offsets_of
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users
 from thinrow.history.archive.generation import Generation
@@ -147,7 +148,7 @@ class Window:
 def merge(events: Events, run_of_user: Ints, run_start: Ints, run_stop: Ints) -> Events:
     """The runs of each user (positions in ``events``, each sorted) merged by (event_ts, arrival)."""
     order = kernel("merge_runs")(run_of_user, run_start, run_stop, events.event_ts, events.arrival)
-    rows = np.concatenate([[0], np.cumsum(run_stop - run_start)]).astype(np.int64)
+    rows = offsets_of(run_stop - run_start)
     return events.take_rows(order, rows[run_of_user])
 
 

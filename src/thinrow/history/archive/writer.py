@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from thinrow.core.errors import SchemaError
+from thinrow.core.ragged import offsets_of
 from thinrow.core.users import kind_of
 from thinrow.history.archive.hides import Hides, encode_hides
 from thinrow.history.archive.layout import (
@@ -55,7 +56,7 @@ class _Stripes:
     @classmethod
     def cut(cls, lengths: npt.NDArray[np.int64], stripe_rows: int) -> _Stripes:
         user, rows, stripe, first = kernel("cut_stripes")(lengths, stripe_rows)
-        piece_off = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
+        piece_off = offsets_of(rows)
         starts = np.flatnonzero(np.diff(stripe, prepend=-1))
         stripe_off = np.concatenate([piece_off[:-1][starts], piece_off[-1:]])
         return cls(user, rows, stripe, first, piece_off, stripe_off)

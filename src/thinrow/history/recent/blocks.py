@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import CorruptionError, InputError, SchemaError, UnknownEventError
+from thinrow.core.ragged import offsets_of
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users, plain
 from thinrow.history.recent.batch import Batch, check_batch, check_bounds, id_value
@@ -130,7 +131,7 @@ class BlockTier(ABC):
         counters, trimmed = self._counters(txn, grouped.keys)
         known = self._known(txn, batch)
         new = known == 0
-        fresh = np.concatenate([[0], np.cumsum(new)])
+        fresh = offsets_of(new)
         before = fresh[grouped.offsets]
         added = np.diff(before)
         _refuse_overflow(grouped.users, counters, added)
@@ -257,7 +258,7 @@ class BlockTier(ABC):
         if not keep.all():
             index = np.flatnonzero(keep)
             user, arrival, rows = user[index], arrival[index], rows.take(index)
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(user, minlength=len(names)))]).astype(np.int64)
+        offsets = offsets_of(np.bincount(user, minlength=len(names)))
         events = Events(users, offsets, rows.event_ts, arrival, never_hidden(len(arrival)), rows.columns)
         hides, hide_offsets = _hides(rows, arrival, offsets)
         return RecentRead(events, hides, hide_offsets, top, trimmed, rows.event_ids)

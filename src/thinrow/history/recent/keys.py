@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from thinrow.core.errors import CorruptionError, InputError
+from thinrow.core.ragged import offsets_of
 from thinrow.core.units import MAX_USER_BYTES
 from thinrow.core.users import UserKind, Users, as_users
 from thinrow.core.wrap import GOLDEN64, mix64_words
@@ -106,7 +107,7 @@ def group_by_user(users: Users, kind: UserKind) -> Grouped:
     distinct = np.empty(len(by_value), object)
     distinct[:] = encoded.dictionary.take(by_value).to_pylist()
     order = np.argsort(codes, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(by_value)))]).astype(np.int64)
+    offsets = offsets_of(np.bincount(codes, minlength=len(by_value)))
     return Grouped(distinct, user_keys(distinct), order, offsets)
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from thinrow.core.errors import CorruptionError, InputError, NewerFormatError
+from thinrow.core.ragged import offsets_of
 from thinrow.core.users import UserKind
 from thinrow.history.recent.keys import is_sealed, seal, users_of_keys
 from thinrow.jagged import Column
@@ -145,7 +146,7 @@ def encode_blocks(
         heap, lengths = _pack_heap([fields[name] for name in layout.heaped], n)
         for j, name in enumerate(layout.heaped):
             table[name] = lengths[:, j]
-        heap_bounds = np.concatenate([[0], np.cumsum(lengths.sum(axis=1))])[bounds]
+        heap_bounds = offsets_of(lengths.sum(axis=1))[bounds]
     headers = np.zeros(len(keys), HEADER_DTYPE)
     headers["format"], headers["flags"], headers["schema_id"] = FORMAT, flags, schema.schema_id
     headers["n"], headers["heap_bytes"] = np.diff(bounds), np.diff(heap_bounds)
