@@ -1,9 +1,8 @@
 """Compaction: a contiguous prefix of arrivals leaves the recent tier and becomes part of a new generation.
 
 For each bucket the new events become one segment. Older segments of the bucket are merged into it, newest first, while
-they are not larger than ``GROWTH`` times what is merged already: sizes grow geometrically, so a bucket holds
-few segments
-and an event is rewritten a logarithmic number of times. *Full* compaction merges all: one segment a bucket.
+they are not larger than ``GROWTH`` times what is merged already: sizes grow geometrically, so a bucket holds few
+segments and an event is rewritten a logarithmic number of times. *Full* compaction merges all: one segment a bucket.
 
 Content digests prove that nothing was lost: those of the output must be the sum of those of the inputs.
 """
@@ -80,33 +79,32 @@ def compact(
         CommitConflict: other writers won twenty times in a row.
         CorruptionError: an input is damaged, or the output would not hold what the inputs held.
     """
-    for attempt in range(_MAX_TRIES):
-        base = archive.pin()
-        users = recent.users()
-        buckets = bucket_of(users, base.n_buckets)
-        wanted = range(base.n_buckets) if full else np.unique(buckets).tolist()
-        drained: dict[int, tuple[Users, Ints]] = {}
-
-        def move(
-            bucket: int, base: Generation = base, users: Users = users, buckets: Ints = buckets,
-            drained: dict[int, tuple[Users, Ints]] = drained,
-        ) -> BucketWrite | None:  # fmt: skip
-            members = np.sort(users[buckets == bucket])
-            new, through = _drain(base, recent, members)
-            drained[bucket] = members, through
-            return write_bucket(archive, base, bucket, new, full=full)
-
+    for _ in range(_MAX_TRIES - 1):
         try:
-            generation, written = commit_buckets(archive, base, wanted, move, "compact", progress)
+            return _compact_once(archive, recent, full, progress)
         except CommitConflict:
-            if attempt == _MAX_TRIES - 1:
-                raise
             continue
-        bounds = [(u, t) for u, t in drained.values() if len(u)]
-        if bounds:
-            recent.trim(as_users(np.concatenate([u for u, _ in bounds])), np.concatenate([t for _, t in bounds]))
-        return report_of(generation, written)
-    raise AssertionError("unreachable")
+    return _compact_once(archive, recent, full, progress)
+
+
+def _compact_once(archive: Archive, recent: RecentTier, full: bool, progress: Progress | None) -> CompactReport:
+    base = archive.pin()
+    users = recent.users()
+    buckets = bucket_of(users, base.n_buckets)
+    drained: dict[int, tuple[Users, Ints]] = {}
+
+    def move(bucket: int) -> BucketWrite | None:
+        members = np.sort(users[buckets == bucket])
+        new, through = _drain(base, recent, members)
+        drained[bucket] = members, through
+        return write_bucket(archive, base, bucket, new, full=full)
+
+    wanted = range(base.n_buckets) if full else np.unique(buckets).tolist()
+    generation, written = commit_buckets(archive, base, wanted, move, "compact", progress)
+    bounds = [(u, t) for u, t in drained.values() if len(u)]
+    if bounds:
+        recent.trim(as_users(np.concatenate([u for u, _ in bounds])), np.concatenate([t for _, t in bounds]))
+    return report_of(generation, written)
 
 
 def commit_buckets(

@@ -2,9 +2,8 @@
 
 Worked example. A request of user 7 at T = 100 ms logged bound 5, a version of 3 archived events, and arrivals 4 and 5
 inline. Today's generation holds arrivals 1 to 9 of user 7. The events with event_ts < 100, arrival <= 5 and
-hidden_from > 5 are five; arrivals 4 and 5 are known from the log, so the sum over the five must be the
-version's checksum
-plus the identities of those two. If arrivals 4 and 5 were not archived yet, the archive must give the three,
+hidden_from > 5 are five; arrivals 4 and 5 are known from the log, so the sum over the five must be the version's
+checksum plus the identities of those two. If arrivals 4 and 5 were not archived yet, the archive must give the three,
 and the two are merged in from the log. Nothing is read from the recent tier.
 """
 

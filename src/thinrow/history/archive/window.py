@@ -1,9 +1,9 @@
 """What a batch of examples sees of the archive: the one piece of code behind snapshots, reads and reconstruction.
 
-Steps: index entries of the users (``look_up``) -> *mixed* pieces, those that hold visible and hidden events
-(the one that
-the request time cuts; any with a late or restated event) -> their key columns -> counts and identity digests, exact for
-every example -> ranges of rows that the newest n need -> those rows decoded and, over several segments, merged.
+Steps: index entries of the users (``look_up``) -> *mixed* pieces, those that hold visible and hidden events (the one
+that the request time cuts; any with a late or restated event) -> their key columns -> counts and identity digests,
+exact for every example -> ranges of rows that the newest n need -> those rows decoded and, over several segments,
+merged.
 """
 
 from __future__ import annotations
@@ -116,9 +116,8 @@ class Window:
         return count, digest, start, end
 
     def read(self, max_len: int | None, oldest_ts: Ints, columns: Sequence[StoredColumn]) -> Events:
-        """The events that the examples need, a superset of each one's newest ``max_len`` visible ones from
-        ``oldest_ts``
-        (inclusive) on; a user's are in order of (event_ts, arrival), ``hidden_from`` under all known hides.
+        """The events that the examples need: at least each one's newest ``max_len`` visible ones from ``oldest_ts``
+        (inclusive) on. A user's are in order of (event_ts, arrival), ``hidden_from`` under all known hides.
 
         Raises:
             CorruptionError: a block is damaged.

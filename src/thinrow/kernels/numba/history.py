@@ -1,10 +1,9 @@
 """Compiled kernels of the history store: digests, visibility windows, merging.
 
-Arrays of a *batch of pieces* are grouped by user: the pieces of user u are ``[piece_off[u], piece_off[u +
-1])``, sorted by
-(segment, first_ts). Keys (event_ts, arrival, hidden_from) of some pieces have been decoded: those of piece p are at
-``[key_off[p], key_off[p] + n_rows[p])``, or ``key_off[p] == -1``. An example sees an event when
-``event_ts < request_ts`` (strict), ``arrival <= bound`` and ``hidden_from > bound``.
+Arrays of a *batch of pieces* are grouped by user: the pieces of user u are ``[piece_off[u], piece_off[u + 1])``,
+sorted by (segment, first_ts). Keys (event_ts, arrival, hidden_from) of some pieces have been decoded: those of piece p
+are at ``[key_off[p], key_off[p] + n_rows[p])``, or ``key_off[p] == -1``. An example sees an event when ``event_ts <
+request_ts`` (strict), ``arrival <= bound`` and ``hidden_from > bound``.
 """
 
 from __future__ import annotations
