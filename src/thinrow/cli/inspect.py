@@ -23,15 +23,20 @@ _CODECS = ("zero", "constant", "bit-packing", "delta", "dictionary", "local dict
 @store_option
 @click.option("--at", "at_text", help="Version as of this time: ms or ISO 8601; default: all events.")
 @click.option("--newest", type=click.IntRange(min=0), default=5, show_default=True, help="How many events to show.")
-def command(user: str, store_path: Path, at_text: str | None, newest: int) -> None:
+@click.option(
+    "--examples", type=click.Path(path_type=Path), help="Directory of a training table: show the versions logged in it."
+)
+def command(user: str, store_path: Path, at_text: str | None, newest: int, examples: Path | None) -> None:
     """Show what the store holds of USER.
 
     Its index entries, segments and codecs in the archive; the version that a request at this time would log; how many
-    recent events go inline; and the newest events that such a request sees.
+    recent events go inline; and the newest events that such a request sees. With --examples also every version of the
+    user that a training table holds, each verified against the archive.
 
     \b
     Examples:
       thinrow inspect 42 --store S --newest 20
+      thinrow inspect 42 --store S --examples examples
       thinrow inspect --store S --at 2017-07-14T02:40 -- -42
     """
     from rich.console import Console
@@ -46,7 +51,7 @@ def command(user: str, store_path: Path, at_text: str | None, newest: int) -> No
     at = NEVER - 1 if at_text is None else parse_time(at_text)
     with HistoryStore.open(store_path) as store:
         ids = parse_users([user], store.schema.user_kind)
-        taken = store.snapshot(ids, at)
+        taken = store.peek(ids, at)
         version = taken.requests.versions[0]
         if not version["snapshot_arrival"]:
             name_unknown(ids, store_path)
@@ -63,6 +68,8 @@ def command(user: str, store_path: Path, at_text: str | None, newest: int) -> No
         out.print(f"recent events inline: {len(taken.requests.inline)}, hides: {len(taken.requests.hides)}")
         if newest:
             _print_events(out, taken, newest)
+        if examples is not None:
+            _print_logged(out, taken, bucket, examples)
 
 
 def _print_archive(out: Console, taken: Snapshot, pieces: Pieces) -> None:
@@ -107,4 +114,30 @@ def _print_events(out: Console, taken: Snapshot, newest: int) -> None:
     shown = Table(*events.column_names[1:])
     for row in events.drop_columns(["user_id"]).to_pylist():
         shown.add_row(format_time(row.pop("event_ts")), *(str(v) for v in row.values()))
+    out.print(shown)
+
+
+def _print_logged(out: Console, taken: Snapshot, bucket: int, path: Path) -> None:
+    """The user's versions in a training table, oldest request first."""
+    import numpy as np
+    from rich.table import Table
+
+    from thinrow.examples.table import ExampleTable
+    from thinrow.history.reconstruct import reconstruct
+    from thinrow.schema import Projection
+
+    with ExampleTable.open(path, n_buckets=taken.generation.n_buckets) as table:
+        rows = table.read_bucket(bucket)
+    mine = np.flatnonzero(rows.batch.users == taken.requests.users[0])
+    mine = mine[np.argsort(rows.batch.request_ts[mine], kind="stable")]
+    logged = rows.batch.take(mine)
+    reconstruct(taken.generation, logged, Projection(columns=(), max_len=1))
+    out.print(f"{len(mine)} versions in {path}, all of them verified:")
+    shown = Table("request", "time", "start", "end", "events", "checksum", "last", "snapshot", "inline", "hides")
+    hides = np.diff(logged.hide_offsets)
+    for i, request in enumerate(rows.request_id[mine].tolist()):
+        v = logged.versions[i]
+        times = (format_time(int(t)) for t in (logged.request_ts[i], v["start_ts"], v["end_ts"]))
+        numbers = v["last_arrival"], v["snapshot_arrival"], logged.inline.lengths[i], hides[i]
+        shown.add_row(str(request), *times, str(v["seq_len"]), f"{int(v['checksum']):016x}", *(str(n) for n in numbers))
     out.print(shown)

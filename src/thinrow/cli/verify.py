@@ -30,7 +30,7 @@ def command(store_path: Path, all_generations: bool) -> None:
     """
     from thinrow.core.errors import StoreNotFound, ThinrowError
     from thinrow.history.archive.generation import Archive
-    from thinrow.history.archive.verify import as_damage
+    from thinrow.history.archive.verify import Damage, as_damage
     from thinrow.history.store import HistoryStore
     from thinrow.storage.objects import LocalObjects
 
@@ -41,11 +41,16 @@ def command(store_path: Path, all_generations: bool) -> None:
     generations = list(_generations(archive, found))
     checked = generations if all_generations else generations[-1:]
     rows = _verify_segments(checked, found)
-    try:
-        with HistoryStore.open(store_path) as store, progress_bar("recent events") as progress:
-            found += store.verify_recent(progress)
-    except ThinrowError as e:
-        found.append(as_damage(e, str(store_path / "recent")))
+    recent = store_path / "recent"
+    if recent.exists():
+        try:
+            with HistoryStore.open(store_path) as store, progress_bar("recent events") as progress:
+                found += store.verify_recent(progress)
+        except ThinrowError as e:
+            found.append(as_damage(e, str(recent)))
+    else:
+        # Opening the store would make a new one.
+        found.append(Damage(str(recent), None, None, "it is missing, and with it what was not compacted"))
     found = list(dict.fromkeys(found))
     if found:
         _report(found, store_path)
@@ -59,12 +64,12 @@ def _generations(archive: Archive, found: list[Damage]) -> Iterator[Generation]:
     from thinrow.core.errors import ThinrowError
     from thinrow.history.archive.verify import Damage, as_damage
 
-    numbers = archive.numbers()
-    for number in range(numbers[0], numbers[-1] + 1):
+    before: int | None = None
+    for number in archive.numbers():
         file = f"manifests/{number:020d}.json"
-        if number not in numbers:
-            found.append(Damage(file, None, None, "it is missing between older and newer ones"))
-            continue
+        if before is not None and number > before + 1:
+            found.append(Damage(file, None, None, f"{number - before - 1} manifests before it are missing"))
+        before = number
         try:
             yield archive.generation(number)
         except ThinrowError as e:

@@ -153,10 +153,14 @@ class HistoryStore:
         times = request_times(request_ts, len(ids))
         return take_snapshot(self.pin, self.recent, ids, times, compact=self.compact, max_inline=self.max_inline)
 
+    def peek(self, users: object, request_ts: npt.ArrayLike) -> Snapshot:
+        """A snapshot to look at, not to log: it never compacts, however many recent events there are."""
+        ids = as_users(users, self.schema.user_kind)
+        return take_snapshot(self.pin, self.recent, ids, request_times(request_ts, len(ids)))
+
     def read(self, users: object, request_ts: npt.ArrayLike, projection: Projection | None = None) -> Reconstruction:
         """Snapshot and rebuild at once: the histories as a model served now would see them. Changes nothing."""
-        ids = as_users(users, self.schema.user_kind)
-        taken = take_snapshot(self.pin, self.recent, ids, request_times(request_ts, len(ids)))
+        taken = self.peek(users, request_ts)
         return reconstruct(taken.generation, taken.requests, projection)
 
     def users(self) -> Users:

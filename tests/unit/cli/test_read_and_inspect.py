@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from thinrow.cli.main import cli
+from thinrow.examples import ExampleTable, ImpressionLog, Impressions, OutcomeLog, join_logs
 from thinrow.history.store import HistoryStore
-from thinrow.schema import EventSchema
+from thinrow.schema import EventSchema, ExampleSchema
 
 
 @pytest.fixture
@@ -44,3 +45,23 @@ def test_read_names_users_without_events(store: str) -> None:
     assert done.exit_code == 1
     assert done.stdout == "y\t1970-01-01T00:00:02.000Z\tarrival=1\ttext=plain\n"
     assert done.stderr.startswith("thinrow: user nobody has no events in the store at ")
+
+
+def test_inspect_shows_logged_versions(tmp_path: Path) -> None:
+    events = pa.table({"user": [7, 7, 9], "ts": [1000, 2000, 2500], "item": [1, 2, 3]})
+    with HistoryStore.create(tmp_path / "s", EventSchema.infer(events.schema, user="user", time="ts"), 2) as made:
+        made.append(events)
+        made.compact()
+        shape = ExampleSchema.of(candidates={"item": "int64"}, item="item", outcomes={"click": 10})
+        shown = ImpressionLog(tmp_path / "shown", made.schema, shape)
+        shown.append(Impressions.of(shape, [100, 101], made.snapshot([7, 9], 2600), candidates={"item": [[4], [5]]}))
+        shown.append(Impressions.of(shape, [102], made.snapshot([7], 1500), candidates={"item": [[6]]}))
+        schema = made.schema
+    with ExampleTable.create(tmp_path / "t", event_schema=schema, example_schema=shape, n_buckets=2) as table:
+        join_logs(shown, OutcomeLog(tmp_path / "clicks"), table, now_ms=10_000)
+    arguments = ["inspect", "7", "--store", str(tmp_path / "s"), "--examples", str(tmp_path / "t")]
+    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert f"2 versions in {tmp_path / 't'}, all of them verified:" in done.stdout.replace("\n", "")
+    requests = [line.split()[1] for line in done.stdout.splitlines() if "│ 10" in line]
+    assert requests == ["102", "100"]
