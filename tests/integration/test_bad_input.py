@@ -509,7 +509,12 @@ def test_verify_without_the_newest_manifest_or_the_tier(shell: Shell) -> None:
     middle.unlink()
     shutil.rmtree("t/recent")
     result = shell.run("verify", "--store", "t")
-    assert f"file manifests/{middle.name}: it is missing between older and newer ones" in result.err
+    assert f"file manifests/{newest.name}: 1 manifests before it are missing" in result.err
+    assert "file t/recent: it is missing, and with it what was not compacted" in result.err
+    assert not Path("t/recent").exists()
+    # A new tier, as any command that opens the store makes it.
+    assert shell.run("read", "7", "--store", "t").status == 0
+    result = shell.run("verify", "--store", "t")
     assert "file t/recent: it knows no user although the archive holds events" in result.err
 
 
