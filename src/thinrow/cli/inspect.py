@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from thinrow.history.archive.reader import Pieces
     from thinrow.history.snapshot import Snapshot
 
-_CODECS = ("zero", "constant", "bit-packing", "delta", "dictionary", "local dictionary", "raw", "zstd bytes")
-
 
 @click.command()
 @click.argument("user")
@@ -77,6 +75,7 @@ def _print_archive(out: Console, taken: Snapshot, pieces: Pieces) -> None:
     from rich.table import Table
 
     from thinrow.core.units import format_bytes
+    from thinrow.storage.codecs import CODEC_NAMES
 
     generation = taken.generation
     table = Table("segment", "stripe", "rows", "first", "last", "max arrival", "digest")
@@ -97,7 +96,7 @@ def _print_archive(out: Console, taken: Snapshot, pieces: Pieces) -> None:
         codecs = Table("column", "group", "codecs (stripes)")
         groups = {c.id: c.group for c in segment.columns}
         for column in segment.meta["columns"]:
-            counts = ", ".join(f"{_CODECS[int(k)]} ({n})" for k, n in column["codec_counts"].items())
+            counts = ", ".join(f"{CODEC_NAMES[int(k)]} ({n})" for k, n in column["codec_counts"].items())
             codecs.add_row(column["name"], groups[column["id"]], counts)
         out.print(codecs)
 

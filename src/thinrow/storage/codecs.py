@@ -30,10 +30,13 @@ ENTRY_DTYPE = np.dtype(
     [("codec", "u1"), ("width", "u1"), ("reserved", "<u2"), ("length", "<u4"), ("crc", "<u4")], align=False
 )
 
+#: Codecs by id (format section 4); ids above are reserved.
+CODEC_NAMES = ("zero", "constant", "bit-packing", "delta", "dictionary", "local dictionary", "raw", "zstd bytes")
+#: Codec whose blocks hold codes into the column's segment dictionary.
+DICTIONARY = CODEC_NAMES.index("dictionary")
 #: Codec of string and binary streams without a segment dictionary.
-ZSTD_BYTES = 7
-#: Highest codec that this reader knows; ids above it are reserved.
-LAST_CODEC = 7
+ZSTD_BYTES = CODEC_NAMES.index("zstd bytes")
+LAST_CODEC = len(CODEC_NAMES) - 1
 ZSTD_LEVEL = 3
 _MAX_BLOCK = (1 << 32) - 8
 

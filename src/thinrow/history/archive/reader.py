@@ -25,14 +25,13 @@ from thinrow.jagged import HIDE_DTYPE, Column
 from thinrow.jagged.column import unite_dictionaries
 from thinrow.jagged.jagged import ranges_index
 from thinrow.kernels import kernel
-from thinrow.storage.codecs import BadBlock, check_crcs, decode_bytes, parse_headers
+from thinrow.storage.codecs import ZSTD_BYTES, BadBlock, check_crcs, decode_bytes, parse_headers
 
 if TYPE_CHECKING:
     from thinrow.history.archive.generation import Generation
     from thinrow.history.archive.segment import Segment
 
 Ints = npt.NDArray[np.int64]
-_BYTES_CODEC = 7
 
 
 @dataclass(slots=True)
@@ -312,7 +311,7 @@ class RowReader:
         of_run = chunks.of_run[runs]
         entry, block = self._entries(chunks, of_run, np.full(len(runs), stream))
         self._check(chunks, runs, of_run, entry, block, spec)
-        strange = entry["codec"] != _BYTES_CODEC
+        strange = entry["codec"] != ZSTD_BYTES
         if strange.any():
             raise self._corrupt(
                 int(runs[strange.argmax()]), spec.name, "a codec of fixed-width values in a bytes column"

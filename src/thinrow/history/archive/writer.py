@@ -30,7 +30,7 @@ from thinrow.jagged import Column, Events
 from thinrow.jagged.column import null_column
 from thinrow.kernels import kernel
 from thinrow.schema import EventSchema
-from thinrow.storage.codecs import EncodedStream, encode_bytes, encode_fixed, interleave
+from thinrow.storage.codecs import DICTIONARY, EncodedStream, encode_bytes, encode_fixed, interleave
 from thinrow.storage.container import ContainerWriter
 from thinrow.storage.objects import ObjectStore
 from thinrow.storage.pages import write_pages
@@ -227,7 +227,7 @@ def _encode_column(
         if len(distinct) > 1:
             codes, dictionary = (inverse, len(distinct)), distinct.astype("<u8").tobytes()
     encoded = encode_fixed(words, cut.stripe_off, cut.piece_off[:-1], itemsize, codes)
-    if dictionary is not None and not (encoded.codec == 4).any():
+    if dictionary is not None and not (encoded.codec == DICTIONARY).any():
         dictionary = None
     streams.append(encoded)
     return streams, dictionary, len(dictionary) // 8 if dictionary else 0, digest
