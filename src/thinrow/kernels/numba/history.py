@@ -66,8 +66,12 @@ def fold_bytes(offsets: Ints, data: npt.NDArray[np.uint8]) -> Words:
         p = a
         while p < b:
             word = np.uint64(0)
-            for j in range(min(np.int64(8), b - p)):
-                word |= np.uint64(data[p + j]) << np.uint64(8 * j)
+            if b - p >= 8:  # unrolled, so that it compiles to one load
+                for j in range(8):
+                    word |= np.uint64(data[p + j]) << np.uint64(8 * j)
+            else:
+                for j in range(b - p):
+                    word |= np.uint64(data[p + j]) << np.uint64(8 * j)
             h = _mix64(h ^ word)
             p += 8
         out[i] = h

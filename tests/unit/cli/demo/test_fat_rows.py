@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from thinrow.cli.demo import fat_rows
-from thinrow.cli.demo.compare import count_mismatches
+from thinrow.cli.demo.compare import count_altered, count_mismatches
 from thinrow.cli.demo.fat_rows import FatRowReader, FatRowSource, FatRowWriter, filled, write_sorted
 from thinrow.cli.demo.retail import RetailData, load_retail
 from thinrow.core.errors import InputError
@@ -120,3 +120,20 @@ def test_comparison_counts_differing_examples(data: RetailData, source: FatRowSo
         changed[fat.offsets[longer[4]]] += 1
         changed[fat.offsets[longer[5] + 1] - 1] += 1
         assert count_mismatches(ours, replace(fat, columns=fat.columns | {name: changed}), reader.dictionaries) == 2
+
+
+def test_a_row_that_was_altered_on_the_way_is_counted(source: FatRowSource, tmp_path: Path, small_groups: None) -> None:
+    columns = list(source.columns)
+    with FatRowWriter(tmp_path / "kept", source) as writer:
+        writer.append(np.arange(len(source.request_id)))
+    write_sorted(tmp_path / "same", source, n_buckets=4)
+    assert count_altered(tmp_path / "kept", tmp_path / "same", columns) == 0
+    row = int(np.argmax(source.lengths))
+    event = int(source.start[row])
+    price = source.columns["sales_value"].copy()
+    price[event] += 0.01
+    write_sorted(tmp_path / "other", replace(source, columns={**source.columns, "sales_value": price}), n_buckets=4)
+    touched = int(((source.start <= event) & (event < source.stop)).sum())
+    assert touched > 1
+    assert count_altered(tmp_path / "kept", tmp_path / "other", columns) == touched
+    assert count_altered(tmp_path / "kept", tmp_path / "other", ["event_ts"]) == 0
