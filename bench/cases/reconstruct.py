@@ -25,14 +25,13 @@ import pyarrow.parquet as pq
 
 from bench.datagen.histories import SCHEMA, HistoriesSpec, histories
 from bench.harness import Result, Work, rates
-from thinrow.core.ragged import offsets_of
+from thinrow.core.ragged import copy_ranges, offsets_of, ranges_index
 from thinrow.core.units import format_bytes
 from thinrow.core.users import bucket_of
 from thinrow.history.archive.generation import Generation
 from thinrow.history.reconstruct import reconstruct
 from thinrow.history.requests import RequestBatch
 from thinrow.history.store import HistoryStore
-from thinrow.jagged.jagged import ranges_index
 from thinrow.kernels import kernel
 from thinrow.schema import Projection
 
@@ -154,11 +153,12 @@ def _works(data: _Data, newest: int | None) -> dict[str, Work]:
             if not copies:
                 total += int(histories.lengths().sum())
                 continue
-            index, _ = histories.positions()
-            total += len(index)
+            assert histories.exact.all()
+            n = int((histories.stop - histories.start).sum())
+            total += n
             for name in _NAMES:
                 source = histories.events.event_ts if name == "event_ts" else histories.events.columns[name].values
-                np.take(source, index, out=out[name][: len(index)], mode="clip")
+                copy_ranges(source, histories.start, histories.stop, out[name][:n])
         return total
 
     def raw_copy() -> int:

@@ -13,9 +13,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from thinrow.core.errors import InputError
+from thinrow.core.ragged import ranges_index
 from thinrow.features.node import Node
 from thinrow.features.value import Value
-from thinrow.jagged.jagged import ranges_index
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.ragged import ranges_index
 from thinrow.core.users import Users
 from thinrow.jagged.column import concat_columns
 from thinrow.jagged.events import Events
-from thinrow.jagged.jagged import ranges_index
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from thinrow.core.errors import SchemaError
+from thinrow.core.ragged import copy_ranges
 
 #: Arrow type of a column by its dtype name.
 ARROW_TYPES: dict[str, pa.DataType] = {
@@ -52,6 +53,11 @@ class Column:
     def take(self, index: npt.NDArray[np.intp] | slice) -> Column:
         """Rows at ``index`` (a slice gives views)."""
         return Column(self.values[index], None if self.valid is None else self.valid[index], self.dictionary)
+
+    def take_ranges(self, start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> Column:
+        """Rows of half-open ranges one after another, copied."""
+        valid = None if self.valid is None else copy_ranges(self.valid, start, stop)
+        return Column(copy_ranges(self.values, start, stop), valid, self.dictionary)
 
     def to_arrow(self) -> pa.Array:
         """The same values as an Arrow array of the plain (not dictionary) type."""

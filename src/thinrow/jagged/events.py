@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.ragged import copy_ranges, offsets_of
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users
 from thinrow.jagged.column import Column
-from thinrow.jagged.jagged import ranges_index
 
 #: One hidden event: the time and arrival of the event that is hidden, and the arrival of its correction.
 HIDE_DTYPE = np.dtype([("event_ts", "<i8"), ("arrival", "<i8"), ("hidden_from", "<i8")])
@@ -68,9 +68,15 @@ class Events:
 
     def take_users(self, rows: npt.NDArray[np.intp]) -> Events:
         """The users at ``rows`` with their events, in that order, copied."""
-        index, offsets = ranges_index(self.offsets[:-1][rows], self.offsets[1:][rows])
-        taken = self.take_rows(index, offsets)
-        return Events(self.users[rows], offsets, taken.event_ts, taken.arrival, taken.hidden_from, taken.columns)
+        start, stop = self.offsets[:-1][rows], self.offsets[1:][rows]
+        return Events(
+            self.users[rows],
+            offsets_of(stop - start),
+            copy_ranges(self.event_ts, start, stop),
+            copy_ranges(self.arrival, start, stop),
+            copy_ranges(self.hidden_from, start, stop),
+            {n: c.take_ranges(start, stop) for n, c in self.columns.items()},
+        )
 
     def in_time_order(self) -> Events:
         """The same events, each user's in order of (event_ts, arrival)."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.jagged.column import Column
 
 
@@ -44,8 +45,8 @@ class Jagged:
 
     def take(self, rows: npt.NDArray[np.intp]) -> Jagged:
         """The rows at ``rows``, in that order, copied."""
-        index, offsets = ranges_index(self.offsets[:-1][rows], self.offsets[1:][rows])
-        return Jagged(self.column.take(index), offsets)
+        start, stop = self.offsets[:-1][rows], self.offsets[1:][rows]
+        return Jagged(self.column.take_ranges(start, stop), offsets_of(stop - start))
 
     def to_padded(self, width: int, fill: float = 0) -> npt.NDArray[Any]:
         """(rows, width): each row's *last* ``width`` values, left-aligned, the rest ``fill``."""
@@ -73,17 +74,3 @@ class Jagged:
         offsets = array.offsets.to_numpy().astype(np.int64)
         flat = array.values.slice(offsets[0], offsets[-1] - offsets[0]) if len(offsets) else array.values
         return cls(Column.from_arrow(flat, dtype), offsets - offsets[0] if len(offsets) else np.zeros(1, np.int64))
-
-
-def ranges_index(
-    start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Positions of the half-open ranges one after another, and the offsets of each range in that list.
-
-    ``ranges_index([5, 9], [7, 10])`` is ``([5, 6, 9], [0, 2, 3])``.
-    """
-    lengths = np.maximum(stop - start, 0)
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    index = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], lengths)
-    return index, offsets

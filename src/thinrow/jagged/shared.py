@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.jagged.column import Column, concat_columns
 from thinrow.jagged.events import Events
-from thinrow.jagged.jagged import Jagged, ranges_index
+from thinrow.jagged.jagged import Jagged
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class SharedHistories:
 
     def to_jagged(self, name: str) -> Jagged:
         """One column as a copy per example (``event_ts`` and ``arrival`` are names too)."""
+        if self.exact.all():
+            return Jagged(self._column(name).take_ranges(self.start, self.stop), offsets_of(self.stop - self.start))
         index, offsets = self.positions()
         return Jagged(self._column(name).take(index), offsets)
 

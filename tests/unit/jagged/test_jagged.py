@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinrow.core.ragged import ranges_index
 from thinrow.jagged import Column, Jagged
 from thinrow.jagged.column import ARROW_TYPES
-from thinrow.jagged.jagged import ranges_index
 from thinrow.schema.event_schema import DTYPES, DType
 
 ROWS = st.lists(st.lists(st.integers(-9, 9), max_size=5), max_size=6)

@@ -29,9 +29,9 @@ import pyarrow.parquet as pq
 
 from thinrow.cli.demo.retail import RetailData
 from thinrow.core.errors import InputError
+from thinrow.core.ragged import ranges_index
 from thinrow.core.users import bucket_of
 from thinrow.jagged import Column, Jagged
-from thinrow.jagged.jagged import ranges_index
 
 #: A row group ends at the first row with which it holds so many history events: about 40 MB in memory.
 GROUP_EVENTS = 500_000

@@ -18,7 +18,7 @@ from thinrow.dpp.batch import Batch
 from thinrow.dpp.client import Loader, loader
 from thinrow.examples.table import ExampleTable
 from thinrow.history.archive.generation import Generation
-from thinrow.jagged import Column, SharedHistories
+from thinrow.jagged import SharedHistories
 
 #: How many of the newest events are rebuilt; None for all.
 LENGTHS: tuple[int | None, ...] = (16, 128, 1_024, None)
@@ -113,10 +113,7 @@ class Rebuild:
 
 
 def _copy(histories: SharedHistories) -> int:
-    index, _ = histories.positions()
-    for column in (Column(histories.events.event_ts), *histories.events.columns.values()):
-        column.take(index)
-    return len(index)
+    return max(len(histories.to_jagged(name).values) for name in ("event_ts", *histories.events.columns))
 
 
 def _wrong_candidates(batch: Batch, rows: npt.NDArray[np.int64], source: FatRowSource) -> int:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from thinrow.cli.demo.fat_rows import FatRowSource, FatRowWriter
 from thinrow.cli.demo.retail import CROSS_FIELDS, RetailData
 from thinrow.cli.demo.stages import Stages
+from thinrow.core.ragged import ranges_index
 from thinrow.core.units import DAY_MS
 from thinrow.examples.joiner import join_logs
 from thinrow.examples.log import ImpressionLog, OutcomeLog
@@ -28,7 +29,6 @@ from thinrow.history.intake import CheckedEvents
 from thinrow.history.reconstruct import reconstruct
 from thinrow.history.store import HistoryStore
 from thinrow.jagged import Column, Jagged
-from thinrow.jagged.jagged import ranges_index
 from thinrow.schema import Projection
 
 _JOIN_EVERY_DAYS = 28

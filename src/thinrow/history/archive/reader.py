@@ -16,14 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from thinrow.core.errors import CorruptionError
-from thinrow.core.ragged import offsets_of
+from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.core.users import Users, bucket_of, plain
 from thinrow.history.archive.dictionaries import ColumnDictionary
 from thinrow.history.archive.hides import group_hides
 from thinrow.history.archive.layout import PIECE_DTYPE, StoredColumn
 from thinrow.jagged import HIDE_DTYPE, Column
 from thinrow.jagged.column import unite_dictionaries
-from thinrow.jagged.jagged import ranges_index
 from thinrow.kernels import kernel
 from thinrow.storage.codecs import ZSTD_BYTES, BadBlock, check_crcs, decode_bytes, parse_headers
 
