@@ -145,8 +145,8 @@ def world(request: pytest.FixtureRequest) -> World:
     return world
 
 
-#: Sound segments, opened once: (name, identity of its bytes) -> segment. Opening the seven others anew for every byte of
-#: one would take most of the time.
+#: Sound segments, opened once: (name, identity of its bytes) -> segment. To open all others anew for every byte of one
+#: would take most of the time.
 SOUND: dict[tuple[str, int], Segment] = {}
 
 
