@@ -51,7 +51,7 @@ def command(user: str, store_path: Path, at_text: str | None, newest: int, examp
         ids = parse_users([user], store.schema.user_kind)
         taken = store.peek(ids, at)
         version = taken.requests.versions[0]
-        if not version["snapshot_arrival"]:
+        if not version["snapshot_arrival"] and examples is None:
             name_unknown(ids, store_path)
         generation = taken.generation
         bucket = int(bucket_of(ids, generation.n_buckets)[0])

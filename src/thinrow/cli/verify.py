@@ -28,7 +28,7 @@ def command(store_path: Path, all_generations: bool) -> None:
     Exit status 0 where all is well, 1 where something is damaged: each damage is a line with file, user and column on
     standard error, and then what to do next. Changes nothing; safe beside readers and writers.
     """
-    from thinrow.core.errors import StoreNotFound, ThinrowError
+    from thinrow.core.errors import NewerFormatError, StoreNotFound, ThinrowError
     from thinrow.history.archive.generation import Archive
     from thinrow.history.archive.verify import Damage, as_damage
     from thinrow.history.store import HistoryStore
@@ -46,6 +46,8 @@ def command(store_path: Path, all_generations: bool) -> None:
         try:
             with HistoryStore.open(store_path) as store, progress_bar("recent events") as progress:
                 found += store.verify_recent(progress)
+        except NewerFormatError:
+            raise
         except ThinrowError as e:
             found.append(as_damage(e, str(recent)))
     else:
@@ -61,7 +63,7 @@ def command(store_path: Path, all_generations: bool) -> None:
 
 def _generations(archive: Archive, found: list[Damage]) -> Iterator[Generation]:
     """All generations that can be opened; manifests that are damaged or missing go to ``found``."""
-    from thinrow.core.errors import ThinrowError
+    from thinrow.core.errors import NewerFormatError, ThinrowError
     from thinrow.history.archive.verify import Damage, as_damage
 
     before: int | None = None
@@ -72,6 +74,8 @@ def _generations(archive: Archive, found: list[Damage]) -> Iterator[Generation]:
         before = number
         try:
             yield archive.generation(number)
+        except NewerFormatError:
+            raise
         except ThinrowError as e:
             found.append(as_damage(e, file))
 
@@ -106,7 +110,8 @@ def _report(found: list[Damage], store_path: Path) -> None:
     shown = ", ".join(list(files)[:_LISTED])
     for line in (
         f"what to do next: restore from a copy: {shown}; files of the archive never change, so any copy of one serves",
-        "without a copy: users not named above can still be read (thinrow read --out); ingest the others again",
+        "without a copy: of a file named without a user, no user of its bucket can be read (segments/<bucket>/); other "
+        "users not named above can (thinrow read --out): ingest the rest again",
         f"then run again: thinrow verify --store {store_path}",
     ):
         click.echo(line, err=True)

@@ -291,7 +291,7 @@ class EventSchema:
             exec(compile(text, str(path), "exec"), scope)
         except SchemaError:
             raise
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             raise SchemaError(
                 f"{path} does not run: {type(e).__name__}: {e}; mend it, or write the schema as TOML"
             ) from e

@@ -8,6 +8,8 @@ chunks of the stripes that hold them, fetched into one buffer per feature group 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -89,8 +91,19 @@ class Pieces:
         return np.ascontiguousarray(self.records[name])
 
 
+@contextmanager
+def naming(user: object) -> Iterator[None]:
+    """Damage that hits a whole file or page names a user who cannot be read for it."""
+    try:
+        yield
+    except CorruptionError as e:
+        if e.user is not None:
+            raise
+        raise CorruptionError(e.what, file=e.file, user=plain(user), column=e.column) from e
+
+
 def look_up(generation: Generation, users: Users) -> Pieces:
-    """Index entries of distinct ``users``. Raises CorruptionError on a damaged index page."""
+    """Index entries of distinct ``users``. Raises CorruptionError on a damaged file or index page."""
     owner: list[Ints] = []
     found: list[npt.NDArray[np.void]] = []
     source: list[Ints] = []
@@ -104,15 +117,16 @@ def look_up(generation: Generation, users: Users) -> Pieces:
         members = np.flatnonzero(buckets == bucket)
         members = members[np.argsort(users[members], kind="stable")]
         keys = users[members]
-        for number in numbers:
-            segment = generation.segment(number)
-            first, last = segment.pieces.find(keys)
-            rows, offsets = ranges_index(first, last)
-            if len(rows):
-                found.append(segment.pieces.take(rows))
-                owner.append(np.repeat(members, np.diff(offsets)))
-                source.append(np.full(len(rows), number, np.int64))
-            _collect_hides(segment, keys, members, hide_user, hide_rows)
+        with naming(keys[0]):
+            for number in numbers:
+                segment = generation.segment(number)
+                first, last = segment.pieces.find(keys)
+                rows, offsets = ranges_index(first, last)
+                if len(rows):
+                    found.append(segment.pieces.take(rows))
+                    owner.append(np.repeat(members, np.diff(offsets)))
+                    source.append(np.full(len(rows), number, np.int64))
+                _collect_hides(segment, keys, members, hide_user, hide_rows)
     return _arrange(users, owner, found, source, hide_user, hide_rows)
 
 
@@ -411,7 +425,8 @@ class RowReader:
                 beyond = np.flatnonzero(self.stripe[runs] >= segment.stripes.n_records)
                 if len(beyond):
                     raise self._corrupt(int(runs[beyond[0]]), "event_ts", "the index names a stripe that is not there")
-                records = segment.stripes.take(stripes)
+                with self.naming(int(runs[0])):
+                    records = segment.stripes.take(stripes)
                 long = np.flatnonzero(self.row_to[runs] > records["n_rows"][inverse])
                 if len(long):
                     raise self._corrupt(int(runs[long[0]]), "event_ts", "the index names rows beyond the stripe")
@@ -466,6 +481,12 @@ class RowReader:
                 raise self._corrupt(run, names[e.stream] if e.stream >= 0 else f"group {group}", e.what) from e
             chunks.entries.append(entries)
             chunks.blocks.append(blocks)
+
+    def naming(self, run: int) -> AbstractContextManager[None]:
+        """Damage found meanwhile hits at least the user of ``run``."""
+        if not len(self.piece):
+            return nullcontext()
+        return naming(self.pieces.users[np.searchsorted(self.pieces.piece_off, self.piece[run], side="right") - 1])
 
     def _corrupt(self, run: int, column: str, what: str) -> CorruptionError:
         user = np.searchsorted(self.pieces.piece_off, self.piece[run], side="right") - 1

@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import CorruptionError, StoreError, ThinrowError
+from thinrow.core.errors import CorruptionError, NewerFormatError, StoreError, ThinrowError
 from thinrow.core.users import Users, plain
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.layout import PIECE_DTYPE, key_columns
@@ -36,7 +36,11 @@ class Damage:
 
 
 def verify_generation(generation: Generation, progress: Callable[[int, int], None] | None = None) -> list[Damage]:
-    """All damage of a generation's segments; an empty list where every byte is as written."""
+    """All damage of a generation's segments; an empty list where every byte is as written.
+
+    Raises:
+        NewerFormatError: a segment is of a newer thinrow, which is no damage.
+    """
     found: list[Damage] = []
     for number, (bucket, info) in enumerate(generation.segments):
         try:
@@ -46,6 +50,8 @@ def verify_generation(generation: Generation, progress: Callable[[int, int], Non
             found += islice(damages, _DAMAGES_A_SEGMENT)
             if next(damages, None) is not None:
                 found.append(Damage(info.name, None, None, f"and more than {_DAMAGES_A_SEGMENT} damages in all"))
+        except NewerFormatError:
+            raise
         except ThinrowError as e:
             found.append(as_damage(e, info.name))
         if progress is not None:

@@ -131,7 +131,8 @@ class Window:
         owner = np.searchsorted(self.pieces.piece_off, piece, side="right") - 1
         user_off = reader.out_pos[np.searchsorted(owner, np.arange(len(self.pieces.users) + 1))]
         keys = self._decode_keys(reader, owner)
-        values = {c.name: reader.column(c) for c in columns}
+        with reader.naming(0):
+            values = {c.name: reader.column(c) for c in columns}
         self.stats.events_decoded += reader.total
         events = Events(self.pieces.users, user_off, *keys, values)
         if len(self.pieces.run_off) - 1 <= len(self.pieces.users) and (np.diff(self.pieces.run_of_user) <= 1).all():
