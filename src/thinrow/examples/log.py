@@ -17,6 +17,7 @@ import json
 import struct
 import uuid
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -52,7 +53,7 @@ _HEAD_BYTES = _HEAD.size + 4
 T = TypeVar("T", Impressions, Outcomes)
 
 
-class _RecordLog(Generic[T]):
+class _RecordLog(ABC, Generic[T]):
     """Numbered files of one kind of record. Numbers start at 1."""
 
     kind: str
@@ -169,11 +170,13 @@ class _RecordLog(Generic[T]):
         except ObjectNotFound:
             return False
 
+    @abstractmethod
     def _pack(self, records: T) -> tuple[pa.Table, npt.NDArray[np.void]]:
-        raise NotImplementedError
+        """The rows of a file and their keys."""
 
+    @abstractmethod
     def _unpack(self, table: pa.Table) -> T:
-        raise NotImplementedError
+        """Reverse of ``_pack``."""
 
     def _identify(self) -> str:
         """The log's id, made on first use: it ties the joined table to its logs."""
