@@ -159,10 +159,6 @@ class _RecordLog(ABC, Generic[T]):
             self._objects.delete(_name(number))
         return len(doomed)
 
-    def n_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(self._objects.size(_name(n)) for n in self.numbers())
-
     def _is_end(self, number: int) -> bool:
         """Whether ``number``, once the end of the log, is so still or is taken: false when others pruned past it."""
         try:

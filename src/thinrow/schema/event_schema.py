@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -299,10 +299,6 @@ class EventSchema:
         if not isinstance(schema, cls):
             raise SchemaError(f"{path} defines no `schema` of type EventSchema; add: schema = EventSchema(...)")
         return schema
-
-    def with_user_kind(self, kind: UserKind) -> EventSchema:
-        """The same schema for ids of another kind."""
-        return replace(self, user_kind=kind)
 
 
 def _require(data: Mapping[str, Any], key: str) -> None:

@@ -137,11 +137,6 @@ def test_groups_come_in_order_of_first_appearance() -> None:
         schema.column("d")
 
 
-def test_another_user_kind_changes_nothing_else() -> None:
-    schema = EventSchema((column(),), user_column="u")
-    assert schema.with_user_kind("string") == EventSchema((column(),), "string", user_column="u")
-
-
 # TOML
 
 

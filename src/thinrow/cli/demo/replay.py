@@ -40,17 +40,13 @@ class ReplayCounts:
     """Attributes:
     requests: requests answered.
     inline_events: recent events that they logged.
-    compactions: generations made.
     archive_bytes: bytes of all segment files ever written.
-    examples: examples joined.
     join: what became of the outcomes.
     """
 
     requests: int = 0
     inline_events: int = 0
-    compactions: int = 0
     archive_bytes: int = 0
-    examples: int = 0
     join: JoinCounts = field(default_factory=JoinCounts)
 
 
@@ -188,12 +184,10 @@ class Replay:
             if info.name not in self._segments:
                 self.counts.archive_bytes += info.bytes
         self._segments = {info.name for _, info in generation.segments}
-        self.counts.compactions += 1
 
     def _join(self, now_ms: int) -> None:
         with self._stages.stage("outcome_join"):
             report = join_logs(self._impressions, self._outcomes, self._table, now_ms)
-        self.counts.examples += report.examples
         self.counts.join = report.totals
 
 
