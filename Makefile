@@ -2,6 +2,8 @@
 # they install again only when pyproject.toml changes. Another interpreter: make test PYTHON=python3.12
 
 PYTHON ?= python3
+# Installed before all else: what depends on torch would otherwise fetch the newest build for GPUs. Another build: TORCH=...
+TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= demo-out
@@ -27,11 +29,13 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.installed-demo: pyproject.toml | $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
 	@touch $@
 
 # [dev] holds [demo], so this stamp sets that one too.
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(VENV)/.installed-demo $@
 

@@ -6,8 +6,8 @@ Worked example::
     with use("reference"):
         kernel("crc32c")(...)                                    # the same number, from thinrow.kernels.reference.crc
 
-Every backend has the same modules with the same functions and signatures; ``reference`` is plain NumPy and the oracle
-of the others.
+Every backend has the same modules with the same functions and signatures; ``reference`` is plain NumPy (for autograd,
+plain torch) and the oracle of the others. Kernels that differentiate live in ``kernels.torch`` instead of ``numba``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ KERNELS: dict[str, str] = {
     "bucketize_ints": "features",
     "bucketize_floats": "features",
     "history_candidate_cross": "features",
+    "hstu_attention": "hstu",
 }
+
+#: Modules whose fast backend is written in torch, not numba.
+_TORCH_MODULES = ("hstu",)
 
 BACKENDS = ("numba", "reference")
 
@@ -93,6 +97,8 @@ def use(backend: str) -> Iterator[None]:
 def _find(backend: str, name: str) -> Callable[..., Any]:
     if name not in KERNELS:
         raise InputError(f"no kernel {name!r}; add it to thinrow.kernels.dispatch.KERNELS")
-    module = importlib.import_module(f"thinrow.kernels.{backend}.{KERNELS[name]}")
+    file = KERNELS[name]
+    package = "torch" if backend == "numba" and file in _TORCH_MODULES else backend
+    module = importlib.import_module(f"thinrow.kernels.{package}.{file}")
     found: Callable[..., Any] = getattr(module, name)
     return found

@@ -1,0 +1,1 @@
+"""Checkpoints: named tensors and JSON beside them, whole or absent."""

@@ -1,0 +1,1 @@
+"""Models as plain torch modules: an HSTU ranker and a pooled-history DLRM."""

@@ -1,0 +1,1 @@
+"""Runs as functions that return frozen dataclasses, named model_data_scale."""

@@ -1,0 +1,1 @@
+"""Serving: from a request to a ranked list and its impression."""

@@ -1,0 +1,1 @@
+"""Training: a loop readable top to bottom, its metrics, and resuming."""
