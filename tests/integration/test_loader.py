@@ -13,7 +13,15 @@ from thinrow.core.errors import CorruptionError, InputError, SchemaError
 from thinrow.dpp import loader
 from thinrow.examples.records import ExampleBatch, text_column
 from thinrow.examples.table import ExampleTable
-from thinrow.features import Bucketize, Cross, FeaturePlan, Hash, Source, history_candidate_cross
+from thinrow.features import (
+    Bucketize,
+    Cross,
+    FeaturePlan,
+    Hash,
+    HistoryMatch,
+    Source,
+    history_candidate_cross,
+)
 from thinrow.history.store import HistoryStore
 from thinrow.jagged import Column, Jagged
 from thinrow.schema import ColumnSpec, EventSchema, ExampleSchema, FieldSpec, Projection, Trait
@@ -146,6 +154,19 @@ def test_cross_features_rebuilt_are_those_that_were_logged(world):
     for batch in loader(store, table, **SMALL):
         found = history_candidate_cross(batch.histories, "item", batch.candidates["product"], batch.request_ts)
         assert found.count.to_arrow().equals(batch.candidates["count"].to_arrow())
+
+
+def test_a_plan_matches_candidates_with_the_window_that_the_model_sees(world):
+    store, table, fat = world
+    match = HistoryMatch(Source("history.item"), Source("cand.product"))
+    plan = FeaturePlan({"match": match, "key": Hash(Bucketize(match, (1, 2, 4)), seed=5)})
+    for batch in loader(store, table, plan=plan, **SMALL):
+        assert batch.features["match"].to_arrow().equals(batch.candidates["count"].to_arrow())
+    for batch in loader(store, table, plan=plan, max_len=5, threads=2, **SMALL):
+        for i, request in enumerate(batch.request_id.tolist()):
+            newest = fat[request]["item"][-5:]
+            counts = [newest.count(p) for p in batch.candidates["product"].row(i).tolist()]
+            assert batch.features["match"].row(i).tolist() == counts
 
 
 def test_threads_do_not_change_a_batch(world):

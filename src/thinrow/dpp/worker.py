@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -22,12 +22,11 @@ from thinrow.dpp.spec import SessionSpec
 from thinrow.examples.datafiles import ROW_GROUP_ROWS
 from thinrow.examples.records import ExampleBatch
 from thinrow.examples.table import ExampleTable
-from thinrow.features import FeaturePlan
+from thinrow.features import FeaturePlan, featurize
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.requests import RequestBatch
-from thinrow.jagged import Column, Jagged, SharedHistories
 from thinrow.schema import Projection
 
 
@@ -136,11 +135,8 @@ class Worker:
 
     def __init__(self, spec: SessionSpec, order: VirtualOrder, source: Source) -> None:
         self._spec, self._order, self._source = spec, order, source
-        self._history_outputs: frozenset[str] = frozenset()
         if spec.plan is not None:
             _check_plan(spec.plan, spec.projection, source)
-            outputs = spec.plan.outputs
-            self._history_outputs = frozenset(n for n in outputs if spec.plan.domain(n) == "history")
 
     def produce(self, v: int) -> Produced:
         """The base batch of virtual index ``v``; safe to call from several threads.
@@ -156,11 +152,14 @@ class Worker:
         rebuilt = self._source.rebuild(examples.batch, self._spec.projection, self._spec.verify)
         stats.add(rebuilt.stats)
         since = time.perf_counter()
-        histories, features = self._featurize(examples, rebuilt.histories)
+        request_ts = examples.batch.request_ts
+        histories, features = featurize(
+            self._spec.plan, rebuilt.histories, examples.context, examples.candidates, request_ts
+        )
         stats.clock("features", since)
         batch = Batch(
             examples.request_id,
-            examples.batch.request_ts,
+            request_ts,
             histories,
             examples.context,
             examples.candidates,
@@ -171,21 +170,6 @@ class Worker:
             examples.boundary,
         )
         return Produced(batch, stats)
-
-    def _featurize(
-        self, examples: ExampleBatch, histories: SharedHistories
-    ) -> tuple[SharedHistories, dict[str, Column | Jagged]]:
-        if self._spec.plan is None:
-            return histories, {}
-        events = histories.events
-        sources: dict[str, Column | Jagged] = {f"history.{n}": c for n, c in events.columns.items()}
-        sources["history.event_ts"] = Column(events.event_ts)
-        sources |= {f"ctx.{n}": c for n, c in examples.context.items()}
-        sources |= {f"cand.{n}": c for n, c in examples.candidates.items()}
-        outputs = self._spec.plan.apply(sources)
-        derived = {n: c for n, c in outputs.items() if n in self._history_outputs and isinstance(c, Column)}
-        with_derived = replace(histories, events=replace(events, columns={**events.columns, **derived}))
-        return with_derived, {n: c for n, c in outputs.items() if n not in derived}
 
 
 def _rows(start: int, stop: int) -> npt.NDArray[np.int64]:

@@ -2,8 +2,10 @@
 
 from thinrow.features.bucketize import Bucketize
 from thinrow.features.cross import Cross
+from thinrow.features.featurize import featurize
 from thinrow.features.hash import Hash
 from thinrow.features.history_cross import HistoryCross, history_candidate_cross
+from thinrow.features.history_match import HistoryMatch
 from thinrow.features.mod import Mod
 from thinrow.features.node import Node, Source
 from thinrow.features.plan import FeaturePlan
@@ -15,9 +17,11 @@ __all__ = [
     "FeaturePlan",
     "Hash",
     "HistoryCross",
+    "HistoryMatch",
     "Mod",
     "Node",
     "Source",
     "Truncate",
+    "featurize",
     "history_candidate_cross",
 ]

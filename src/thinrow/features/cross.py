@@ -4,14 +4,14 @@
 (product, store): the context value stands beside every candidate of its example. Order matters; null where any part is
 null. A string column is hashed once per distinct entry, and that work is shared with a ``Hash`` of the same column.
 
-What a candidate has to do with the user's history is ``history_candidate_cross``.
+What a candidate has to do with the user's history is ``HistoryMatch``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -42,12 +42,16 @@ class Cross(Node):
         if domains not in (["cand"], ["ctx"], ["history"], ["cand", "ctx"]):
             raise InputError(
                 f"cross of {' and '.join(domains)} columns; an event is shared by many examples: "
-                "use history_candidate_cross to relate candidates to a history"
+                "use HistoryMatch to relate candidates to a history"
             )
 
     @property
     def operands(self) -> tuple[Node, ...]:
         return tuple(Hash(i) for i in self.inputs)
+
+    @classmethod
+    def build(cls, inputs: Sequence[Node], parameters: Mapping[str, Any]) -> Self:
+        return cls(tuple(inputs), **parameters)
 
     @property
     def domain(self) -> Domain:

@@ -9,10 +9,10 @@ import dataclasses
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,10 @@ DOMAINS: tuple[Domain, ...] = ("history", "cand", "ctx")
 
 
 class Node(ABC):
-    """A step of a plan. Subclasses are frozen dataclasses: the field ``input`` or ``inputs``, then parameters."""
+    """A step of a plan. Subclasses are frozen dataclasses: the operands (``operand_fields``), then parameters."""
 
     op: ClassVar[str]
+    operand_fields: ClassVar[tuple[str, ...]] = ("input", "inputs")
 
     @property
     @abstractmethod
@@ -48,9 +49,14 @@ class Node(ABC):
     def parameters(self) -> dict[str, Any]:
         """The fields other than the operands, JSON-ready."""
         assert dataclasses.is_dataclass(self)
-        fields = [f.name for f in dataclasses.fields(self) if f.name not in ("input", "inputs")]
+        fields = [f.name for f in dataclasses.fields(self) if f.name not in self.operand_fields]
         values = {name: getattr(self, name) for name in fields}
         return {name: int(v) if isinstance(v, np.integer) else v for name, v in values.items()}
+
+    @classmethod
+    def build(cls, inputs: Sequence[Node], parameters: Mapping[str, Any]) -> Self:
+        """The step of these inputs, as a written plan has them. Raises TypeError where it takes others."""
+        return cls(*inputs, **parameters)
 
     def digest(self) -> str:
         """16 hex digits of the step's configuration, operands included."""

@@ -7,6 +7,7 @@ Worked example::
     plan.apply({"history.product_id": Column(...), "history.department": Column(...)})
 
 computes ``Hash(product)`` (Cross needs it), ``Hash(product, buckets=1000)`` and the hash of each distinct department.
+``featurize`` gives a plan all that examples have.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from thinrow.core.errors import InputError
 from thinrow.features.bucketize import Bucketize
 from thinrow.features.cross import Cross
 from thinrow.features.hash import Hash
+from thinrow.features.history_cross import HistoryCross, history_candidate_cross
+from thinrow.features.history_match import HistoryMatch
 from thinrow.features.mod import Mod
 from thinrow.features.node import Domain, Node, Source
 from thinrow.features.truncate import Truncate
 from thinrow.features.value import Value, finish, start
-from thinrow.jagged import Column, Jagged
+from thinrow.jagged import Column, Jagged, SharedHistories
 
-OPS: dict[str, type[Node]] = {op.op: op for op in (Source, Bucketize, Mod, Hash, Truncate, Cross)}
+OPS: dict[str, type[Node]] = {op.op: op for op in (Source, Bucketize, Mod, Hash, Truncate, Cross, HistoryMatch)}
 
 _FORMAT = 1
 
@@ -70,24 +76,28 @@ class FeaturePlan:
         """What an output stands beside: an event, a candidate or an example."""
         return self.outputs[output].domain
 
-    def apply(self, sources: Mapping[str, Column | Jagged]) -> dict[str, Column | Jagged]:
+    def apply(
+        self,
+        sources: Mapping[str, Column | Jagged],
+        histories: SharedHistories | None = None,
+        request_ts: npt.NDArray[np.int64] | None = None,
+    ) -> dict[str, Column | Jagged]:
         """The outputs: Column for a flat input, Jagged for a jagged one.
 
         Args:
             sources: the inputs by name. A history column may be the shared events (Column), or a copy per example
                 (Jagged).
+            histories: X windows, what a HistoryMatch looks candidates up in; None for a plan without one.
+            request_ts: (X,) ms, of the same examples.
 
         Raises:
             InputError: an input is missing or of a type that an op does not take.
         """
-        done: dict[str, Value] = {}
-        result: dict[str, Column | Jagged] = {}
-        for name, node in self.outputs.items():
-            if isinstance(node, Source):
-                result[name] = _look_up(node, sources)
-            else:
-                result[name] = finish(_evaluate(node, sources, done))
-        return result
+        run = _Run(sources, histories, request_ts)
+        return {
+            name: run.source(node) if isinstance(node, Source) else finish(run.value(node))
+            for name, node in self.outputs.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict in which each distinct step stands once; ``from_dict`` reverses it."""
@@ -132,26 +142,49 @@ def _written_inputs(node: Node) -> tuple[Node, ...]:
 def _build(op: str, inputs: list[Node], parameters: dict[str, Any]) -> Node:
     if op not in OPS:
         raise InputError(f"no feature op {op!r}; there are {', '.join(OPS)}")
-    make: Any = OPS[op]
-    operands: tuple[Any, ...] = (inputs[0],) if len(inputs) == 1 else ()
-    if op == Cross.op:
-        operands = (tuple(inputs),)
-    made = make(*operands, **parameters)
-    assert isinstance(made, Node)
-    return made
+    return OPS[op].build(inputs, parameters)
 
 
-def _look_up(node: Source, sources: Mapping[str, Column | Jagged]) -> Column | Jagged:
-    if node.name not in sources:
-        raise InputError(f"the plan reads {node.name!r}, which is not there; there are {', '.join(sorted(sources))}")
-    return sources[node.name]
+class _Run:
+    """One application of a plan: what it is given, and what is computed so far."""
 
+    def __init__(
+        self,
+        sources: Mapping[str, Column | Jagged],
+        histories: SharedHistories | None,
+        request_ts: npt.NDArray[np.int64] | None,
+    ) -> None:
+        self._sources, self._histories, self._request_ts = sources, histories, request_ts
+        self._values: dict[str, Value] = {}
+        self._crosses: dict[tuple[str, str], HistoryCross] = {}
 
-def _evaluate(node: Node, sources: Mapping[str, Column | Jagged], done: dict[str, Value]) -> Value:
-    key = node.digest()
-    if key not in done:
-        if isinstance(node, Source):
-            done[key] = start(_look_up(node, sources))
-        else:
-            done[key] = node.evaluate([_evaluate(i, sources, done) for i in node.operands])
-    return done[key]
+    def source(self, node: Source) -> Column | Jagged:
+        if node.name not in self._sources:
+            have = ", ".join(sorted(self._sources))
+            raise InputError(f"the plan reads {node.name!r}, which is not there; there are {have}")
+        return self._sources[node.name]
+
+    def value(self, node: Node) -> Value:
+        key = node.digest()
+        if key not in self._values:
+            if isinstance(node, Source):
+                self._values[key] = start(self.source(node))
+            elif isinstance(node, HistoryMatch):
+                self._values[key] = node.pick(self._cross(node))
+            else:
+                self._values[key] = node.evaluate([self.value(i) for i in node.operands])
+        return self._values[key]
+
+    def _cross(self, node: HistoryMatch) -> HistoryCross:
+        key = (node.history.name, node.candidate.name)
+        if key not in self._crosses:
+            if self._histories is None or self._request_ts is None:
+                raise InputError(
+                    f"the plan relates {key[1]!r} to {key[0]!r}, but histories or request times are not given; "
+                    "call FeaturePlan.apply(sources, histories, request_ts), or featurize"
+                )
+            candidates = self.source(node.candidate)
+            if not isinstance(candidates, Jagged):
+                raise InputError(f"{key[1]!r} is a flat column; candidates are rows, one an example: give a Jagged")
+            self._crosses[key] = history_candidate_cross(self._histories, node.column, candidates, self._request_ts)
+        return self._crosses[key]

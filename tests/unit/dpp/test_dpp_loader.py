@@ -16,7 +16,7 @@ from thinrow.core.errors import InputError
 from thinrow.core.units import NEVER
 from thinrow.dpp import Loader, SessionSpec
 from thinrow.examples.records import ExampleBatch, text_column
-from thinrow.features import Cross, FeaturePlan, Hash
+from thinrow.features import Cross, FeaturePlan, Hash, HistoryMatch
 from thinrow.features import Source as Col
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.reconstruct import Reconstruction
@@ -287,6 +287,8 @@ def test_a_plan_gives_shared_history_columns_and_rows():
 def test_a_plan_that_does_not_fit_is_refused_at_once():
     with pytest.raises(InputError, match=r"the plan reads 'history\.price', but projection and table have cand\.item"):
         make(plan=FeaturePlan({"a": Col("history.price")}))
+    with pytest.raises(InputError, match=r"the plan reads 'history\.price'"):
+        make(plan=FeaturePlan({"a": HistoryMatch(Col("history.price"), Col("cand.item"))}))
     with pytest.raises(InputError, match="output 'item' of the plan is also a history column"):
         make(plan=FeaturePlan({"item": Hash(Col("history.item"))}))
 
