@@ -152,7 +152,7 @@ def test_bytes_reach_the_disk_before_the_name_and_the_name_before_the_return(
 
 def test_new_directories_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(objects, "_sync_directory", lambda path: synced.append(path))
+    monkeypatch.setattr(objects, "sync_directory", lambda path: synced.append(path))
     LocalObjects(tmp_path).put("a/b/x", b"")
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 

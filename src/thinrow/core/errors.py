@@ -13,7 +13,8 @@
     │   ├── StoreExists              a store is there already
     │   ├── NewerFormatError         written by a newer thinrow
     │   ├── CommitConflict           another writer committed this generation first
-    │   └── ObjectNotFound           a file that the manifest names is missing
+    │   ├── ObjectNotFound           a file that the manifest names is missing
+    │   └── CheckpointNotFound       no checkpoint at the path
     ├── CorruptionError              bytes that are not what was written (file, and user and column where known)
     │   └── VersionMismatch          a rebuilt history that is not the one its version describes
     └── MissingExtraError (ImportError)   an optional dependency that is not installed; names the extra
@@ -70,6 +71,10 @@ class ObjectNotFound(StoreError):
     """A file that should be in the store is missing."""
 
 
+class CheckpointNotFound(StoreError):
+    """There is no checkpoint at the path."""
+
+
 class CorruptionError(ThinrowError):
     """Stored bytes are not what was written.
 
@@ -79,14 +84,22 @@ class CorruptionError(ThinrowError):
         column: the column that is hit, where it is known.
     """
 
-    def __init__(self, what: str, *, file: str, user: object | None = None, column: str | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        file: str,
+        user: object | None = None,
+        column: str | None = None,
+        remedy: str = "run `thinrow verify` on the store to list all damage",
+    ) -> None:
         self.what, self.file, self.user, self.column = what, file, user, column
         where = f"file {file}"
         if user is not None:
             where += f", user {user!r}"
         if column is not None:
             where += f", column {column!r}"
-        super().__init__(f"corrupt data ({where}): {what}; run `thinrow verify` on the store to list all damage")
+        super().__init__(f"corrupt data ({where}): {what}; {remedy}")
 
 
 class VersionMismatch(CorruptionError):

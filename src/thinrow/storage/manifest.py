@@ -6,13 +6,12 @@ Worked example: ``commit(2, {"generation": 2, ...})`` writes ``manifests/0000000
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-from thinrow.core.errors import CorruptionError, InputError, NewerFormatError, ObjectNotFound
-from thinrow.storage.container import crc_of
+from thinrow.core.errors import CorruptionError, InputError, ObjectNotFound
 from thinrow.storage.objects import ObjectStore
+from thinrow.storage.sealed import seal, unseal
 
 FORMAT = 1
 _MAX_NUMBER = 10**20 - 1
@@ -53,21 +52,9 @@ class ManifestLog:
         """
         name = self._name(n)
         data = self._objects.get(name)
-        try:
-            envelope = json.loads(data)
-            version, crc, body = envelope["format"], envelope.get("crc32c"), envelope.get("body")
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise CorruptionError(f"it is no manifest: {e}", file=name) from e
-        if isinstance(version, int) and version > FORMAT:
-            raise NewerFormatError(f"{name} has format {version}, this thinrow reads up to {FORMAT}; update thinrow")
-        if version != FORMAT or not isinstance(body, dict):
-            raise CorruptionError(f"it is no manifest of format {FORMAT}", file=name)
-        if crc_of(_canonical(body)) != crc:
-            raise CorruptionError("the CRC of the manifest does not match", file=name)
+        body = unseal(data, FORMAT, "manifest", name)
         if body.get("generation") != n:
             raise CorruptionError(f"it describes generation {body.get('generation')}", file=name)
-        if data != _file(crc, body):
-            raise CorruptionError("its layout is not the one that a writer gives it", file=name)
         return body
 
     def commit(self, n: int, body: dict[str, Any]) -> None:
@@ -79,13 +66,7 @@ class ManifestLog:
         """
         if body.get("generation") != n:
             raise InputError(f"body of generation {body.get('generation')} committed as {n}; set body['generation']")
-        try:
-            crc = crc_of(_canonical(body))
-        except (ValueError, TypeError) as e:
-            raise InputError(f"manifest body is not JSON: {e}; use dicts, lists, strings, numbers and null") from e
-        if json.loads(_canonical(body)) != body:
-            raise InputError("manifest body changes when read back; use string keys, and lists in place of tuples")
-        self._objects.put_if_absent(self._name(n), _file(crc, body))
+        self._objects.put_if_absent(self._name(n), seal(body, FORMAT, "manifest"))
 
     def drop(self, n: int) -> None:
         """Remove generation ``n``; nothing happens where there is none."""
@@ -95,12 +76,3 @@ class ManifestLog:
         if not 0 <= n <= _MAX_NUMBER:
             raise InputError(f"generation {n}; it must be 0 to {_MAX_NUMBER}")
         return f"{self._prefix}/{n:020d}.json"
-
-
-def _file(crc: int, body: dict[str, Any]) -> bytes:
-    """All bytes of a manifest: the CRC speaks of the values alone, so spaces and escapes are held to this form."""
-    return json.dumps({"format": FORMAT, "crc32c": crc, "body": body}, sort_keys=True, indent=1).encode()
-
-
-def _canonical(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

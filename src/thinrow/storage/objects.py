@@ -190,7 +190,7 @@ class LocalObjects:
                     if e.errno not in _NO_LINKS:
                         raise
                     _rename_if_absent(name, temporary, path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
     def put(self, name: str, data: bytes) -> None:
         with self.create(name) as writer:
@@ -226,7 +226,7 @@ class LocalObjects:
         self._files.forget(path)
         with suppress(FileNotFoundError, NotADirectoryError), _told(name):
             path.unlink()
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
 
     @contextmanager
     def create(self, name: str) -> Iterator[Writer]:
@@ -236,7 +236,7 @@ class LocalObjects:
             with _told(name):
                 os.fsync(writer.descriptor)
                 os.replace(temporary, path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
     def read_into(self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int = GAP_BYTES) -> None:
         try:
@@ -252,7 +252,7 @@ class LocalObjects:
         """A new file beside ``path``; gone when the context ends, unless it was renamed."""
         temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
         with _told(name):
-            _make_directory(path.parent)
+            make_directory(path.parent)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             yield temporary, _File(descriptor, name)
@@ -291,7 +291,7 @@ def _taken(name: str) -> CommitConflict:
     return CommitConflict(f"{name} exists already; read the newest state and try again")
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -303,12 +303,12 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _make_directory(path: Path) -> None:
+def make_directory(path: Path) -> None:
     """Create ``path`` and its parents; each new entry is synced, so that no crash takes the directory away again."""
     if path.is_dir():
         return
     if path.parent != path:
-        _make_directory(path.parent)
+        make_directory(path.parent)
     with suppress(FileExistsError):
         path.mkdir()
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
