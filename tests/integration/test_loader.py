@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from thinrow.core.errors import CorruptionError, InputError, SchemaError
-from thinrow.dpp import loader
+from thinrow.dpp import RowFilter, client, loader, worker
+from thinrow.dpp.row_filter import in_share
 from thinrow.examples.records import ExampleBatch, text_column
 from thinrow.examples.table import ExampleTable
 from thinrow.features import (
@@ -206,19 +207,98 @@ def test_ranks_partition_each_batch(world):
 
 def test_a_state_of_another_snapshot_is_refused_until_its_snapshot_is_named(world):
     store, table, fat = world
-    old = table.snapshot_id
+    old, before = table.snapshot_id, set(fat)
     one = loader(store, table, **SMALL)
     next(iter(one))
     state = one.state_dict()
     one.close()
-    table.append(some_requests(np.random.default_rng(1), store, STEPS, 10**6, {}))
+    table.append(some_requests(np.random.default_rng(1), store, STEPS, 10**6, fat))
     with pytest.raises(InputError, match=f"snapshot_id={old}, this loader snapshot_id="):
         loader(store, table, **SMALL).load_state_dict(state)
     pinned = loader(store, table, snapshot_id=old, **SMALL)
     pinned.load_state_dict(state)
     rest = list(pinned)
     assert rest[0].t == 1
-    assert set(chain.from_iterable(b.request_id.tolist() for b in rest)) < set(fat)
+    assert set(chain.from_iterable(b.request_id.tolist() for b in rest)) < before
+
+
+def test_a_time_range_is_half_open_and_batches_stay_full(world):
+    store, table, fat = world
+    times = sorted({f["ts"] for f in fat.values()})
+    since, until = times[len(times) // 4], times[len(times) // 2]
+    one = loader(store, table, since_ms=since, until_ms=until, batch_rows=20, **SMALL)
+    batches = list(one)
+    seen = [r for b in batches for r in b.request_id.tolist()]
+    assert sorted(seen) == sorted(r for r, f in fat.items() if since <= f["ts"] < until)
+    assert {fat[r]["ts"] for r in seen} >= {since}
+    assert [len(b) for b in batches[:-1]] == [20] * (len(one) - 1)
+    for batch in batches:
+        rows = batch.histories.to_jagged("item").to_arrow().to_pylist()
+        assert rows == [fat[r]["item"] for r in batch.request_id.tolist()]
+
+
+def test_a_share_of_the_users_is_whole_users(world):
+    store, table, fat = world
+    everyone = {f["user"] for f in fat.values()}
+    shares = []
+    for share in (0.2, 0.5, 1.0):
+        seen = [r for b in loader(store, table, user_share=share, user_seed=3, **SMALL) for r in b.request_id.tolist()]
+        users = {fat[r]["user"] for r in seen}
+        assert sorted(seen) == sorted(r for r, f in fat.items() if f["user"] in users)
+        ids = sorted(everyone)
+        assert users == {u for u, kept in zip(ids, in_share(pa.array(ids), share, 3).tolist(), strict=True) if kept}
+        shares.append(users)
+    assert shares[0] < shares[1] < shares[2] == everyone
+
+
+@pytest.mark.parametrize("group_rows", [4, 16, 4096])
+@pytest.mark.parametrize("filters", [{}, {"since_ms": 9_500, "until_ms": 31_000, "user_share": 0.4}])
+def test_each_kept_row_is_decoded_once_an_epoch(world, monkeypatch, group_rows, filters):
+    store, table, _ = world
+    for module in (client, worker):
+        monkeypatch.setattr(module, "ROW_GROUP_ROWS", group_rows)
+    decoded = []
+    original = ExampleTable.read_bucket
+
+    def counted(self, bucket, snapshot_id=None, **ranges):
+        examples = original(self, bucket, snapshot_id, **ranges)
+        decoded.extend(examples.request_id.tolist())
+        return examples
+
+    settings = {**SMALL, "base_rows": 7, "interleave": 2, "threads": 1, **filters}
+    whole = [b.request_id.tolist() for b in loader(store, table, **settings)]
+    monkeypatch.setattr(ExampleTable, "read_bucket", counted)
+    again = [b.request_id.tolist() for b in loader(store, table, **settings)]
+    assert again == whole
+    assert sorted(decoded) == sorted(chain.from_iterable(whole))
+
+
+def test_a_filtered_run_resumes_at_every_step_and_under_no_other_filter(world):
+    store, table, _ = world
+    settings = {**SMALL, "since_ms": 5_000, "user_share": 0.6, "user_seed": 1, "max_len": 3}
+    one = loader(store, table, threads=1, **settings)
+    states, whole = [one.state_dict()], []
+    for batch in one:
+        whole.append(digest(batch))
+        states.append(json.loads(json.dumps(one.state_dict())))
+    assert 2 <= len(whole) < len(loader(store, table, **SMALL))
+    for t, state in enumerate(states):
+        other = loader(store, table, threads=2, **settings)
+        other.load_state_dict(state)
+        assert [digest(b) for b in other] == whole[t:]
+    for name, value in (("since_ms", None), ("until_ms", 10**12), ("user_share", 0.5), ("user_seed", 2)):
+        with pytest.raises(
+            InputError, match=f"the state has {name}=.*, this loader {name}={value}: batches would differ"
+        ):
+            loader(store, table, **{**settings, name: value}).load_state_dict(states[1])
+
+
+def test_a_filter_that_leaves_nothing_is_a_loader_without_batches(world):
+    store, table, _ = world
+    for filters in ({"since_ms": 10**9}, {"until_ms": 0}, {"since_ms": 7, "until_ms": 7}, {"user_share": 1e-30}):
+        one = loader(store, table, epochs=None, **filters)
+        assert len(one) == 0
+        assert list(one) == []
 
 
 def test_projection_reads_less_and_sharing_holds(world):
@@ -250,6 +330,10 @@ def test_bad_arguments_are_named(world, tmp_path):
     store, table, _ = world
     with pytest.raises(InputError, match="both projection and max_len=3"):
         loader(store, table, projection=Projection(), max_len=3)
+    with pytest.raises(InputError, match=r"both rows=RowFilter\(since_ms=3.* and RowFilter\(.*user_share=0.5"):
+        loader(store, table, rows=RowFilter(since_ms=3), user_share=0.5)
+    with pytest.raises(InputError, match="user_share=2"):
+        loader(store, table, user_share=2)
     with (
         HistoryStore.create(tmp_path / "eight", SCHEMA, n_buckets=8) as eight,
         pytest.raises(SchemaError, match=r"bucket\[4\]"),

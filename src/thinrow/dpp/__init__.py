@@ -2,6 +2,7 @@
 
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.client import Loader, LoaderStats, loader
+from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec
 
-__all__ = ["Batch", "Loader", "LoaderStats", "SessionSpec", "loader"]
+__all__ = ["Batch", "Loader", "LoaderStats", "RowFilter", "SessionSpec", "loader"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,8 +18,10 @@ from thinrow.core.errors import InputError
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.engines import ThreadEngine
 from thinrow.dpp.order import RowRefs
+from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec
 from thinrow.dpp.worker import Produced, Source, TableSource, Worker
+from thinrow.examples.datafiles import ROW_GROUP_ROWS
 from thinrow.examples.table import ExampleTable
 from thinrow.features import FeaturePlan
 from thinrow.history.archive.generation import Generation
@@ -123,6 +125,7 @@ class Loader:
             "t": self._t,
             "table": manifest.table,
             "snapshot_id": manifest.snapshot_id,
+            **asdict(self.spec.rows),
             "rows": manifest.n_rows,
             "base_rows": manifest.base_rows,
             "block": self.spec.block,
@@ -140,6 +143,8 @@ class Loader:
             InputError: it is no state, or one of another order; the message says what differs.
         """
         own = self.state_dict()
+        # States of loaders that knew no filter read every row.
+        state = {**asdict(RowFilter()), **state}
         missing = [name for name in own if name not in state]
         if missing:
             raise InputError(f"not a reader state: it lacks {missing[0]!r}; pass what Loader.state_dict returned")
@@ -212,6 +217,11 @@ def loader(
     batch_rows: int | None = None,
     epochs: int | None = 1,
     seed: int = 0,
+    rows: RowFilter | None = None,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    user_share: float | None = None,
+    user_seed: int = 0,
     threads: int | None = None,
     verify: bool = True,
     snapshot_id: int | None = None,
@@ -228,17 +238,24 @@ def loader(
         table: the examples.
         projection: what to read of histories; everything by default.
         max_len: short for ``projection=Projection(max_len=...)``.
+        rows: which examples to read; all by default. Batches are full whatever it leaves; where it leaves nothing there
+            is no batch.
+        since_ms, until_ms: short for ``rows``: examples with ``since_ms <= request_ts < until_ms``; None for no bound.
+        user_share, user_seed: short for ``rows``: users whose hash falls into this share, 0 < share <= 1.
         threads: workers; None for one a core.
         snapshot_id: of the table; None for the newest. A resumed run needs the one it began with.
 
     The rest are fields of ``SessionSpec`` and arguments of ``Loader``.
 
     Raises:
-        InputError: arguments out of bounds, or both ``projection`` and ``max_len``.
+        InputError: arguments out of bounds, or both ``projection`` and ``max_len``, or both ``rows`` and a short form.
         SchemaError: table and store have different numbers of buckets.
     """
     if projection is not None and max_len is not None:
         raise InputError(f"both projection and max_len={max_len}; put max_len into the projection")
+    short = RowFilter(since_ms, until_ms, user_share, user_seed)
+    if rows is not None and short != RowFilter():
+        raise InputError(f"both rows={rows} and {short}; put all of it into rows")
     generation = store if isinstance(store, Generation) else store.pin()
     snapshot = table.snapshot_id if snapshot_id is None else snapshot_id
     spec = SessionSpec(
@@ -247,6 +264,7 @@ def loader(
         generation=generation.number,
         projection=projection or Projection(max_len=max_len),
         plan=plan,
+        rows=rows or short,
         base_rows=base_rows,
         block=block,
         batch_rows=batch_rows,
@@ -256,5 +274,7 @@ def loader(
         threads=threads if threads is not None else os.cpu_count() or 1,
         verify=verify,
     )
-    chunks = 2 * interleave + spec.threads
-    return Loader(spec, TableSource(table, snapshot, generation, cached_chunks=chunks), rank=rank, n_ranks=n_ranks)
+    # A base batch ends within a row group, which the next one of its split goes on with.
+    cached_rows = (2 * interleave + spec.threads) * (ROW_GROUP_ROWS + base_rows)
+    source = TableSource(table, snapshot, generation, cached_rows=cached_rows, rows=spec.rows)
+    return Loader(spec, source, rank=rank, n_ranks=n_ranks)

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 
 from thinrow.core.errors import InputError
 from thinrow.dpp.order import SplitManifest, VirtualOrder
+from thinrow.dpp.row_filter import RowFilter
 from thinrow.features import FeaturePlan
 from thinrow.schema import Projection
+
+__all__ = ["RowFilter", "SessionSpec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class SessionSpec:
             by the version protocol, the content: any generation that holds what the examples saw gives the same.
         projection: what is read of a history.
         plan: feature ops; None for none.
+        rows: which stored examples are read. The source applies it, so that its splits have the kept rows alone.
         base_rows: examples of a base batch, the unit of work.
         block: base batches whose examples are shuffled together.
         batch_rows: examples of a global batch, a constant number; None for one block a batch.
@@ -36,6 +40,7 @@ class SessionSpec:
     generation: int
     projection: Projection = field(default_factory=Projection)
     plan: FeaturePlan | None = None
+    rows: RowFilter = field(default_factory=RowFilter)
     base_rows: int = 256
     block: int = 4
     batch_rows: int | None = None

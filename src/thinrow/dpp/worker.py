@@ -18,6 +18,7 @@ import numpy.typing as npt
 from thinrow.core.errors import InputError
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.order import VirtualOrder
+from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec
 from thinrow.examples.datafiles import ROW_GROUP_ROWS
 from thinrow.examples.records import ExampleBatch
@@ -57,26 +58,39 @@ class Source(Protocol):
 
 
 class TableSource:
-    """A snapshot of an example table and an archive generation; a split is a bucket of the table.
+    """A snapshot of an example table and an archive generation; a split is a bucket of the table, of which ``rows`` are
+    kept.
 
-    Decoded rows are kept in chunks of 4,096 (a row group), the ``cached_chunks`` last used of them, so that the base
-    batches of a bucket decode each row once.
+    Decoded rows are held by row group (4,096 stored rows), those last used, ``cached_rows`` in all, so that the base
+    batches of a bucket decode each row once. Of a row group only the kept rows are decoded and held.
     """
 
     def __init__(
-        self, table: ExampleTable, snapshot_id: int | None, generation: Generation, *, cached_chunks: int
+        self,
+        table: ExampleTable,
+        snapshot_id: int | None,
+        generation: Generation,
+        *,
+        cached_rows: int,
+        rows: RowFilter | None = None,
     ) -> None:
         table.check_buckets(generation.n_buckets)
         self._table, self._snapshot_id, self._generation = table, snapshot_id, generation
-        rows = table.buckets(snapshot_id) if snapshot_id is not None else {}
-        self._split_rows = tuple(rows.get(b, 0) for b in range(table.n_buckets))
-        self._cached_chunks = cached_chunks
+        stored = table.buckets(snapshot_id) if snapshot_id is not None else {}
+        rows = rows or RowFilter()
+        self._splits = []
+        for bucket in range(table.n_buckets):
+            kept = None
+            if rows.columns and bucket in stored:
+                kept = np.flatnonzero(rows.keep(table.scan_bucket(bucket, snapshot_id, columns=rows.columns)))
+            self._splits.append(_Split.of(stored.get(bucket, 0), kept))
+        self._cached_rows, self._held_rows = cached_rows, 0
         self._lock = threading.Lock()
         self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
 
     @property
     def split_rows(self) -> tuple[int, ...]:
-        return self._split_rows
+        return tuple(int(s.chunk_off[-1]) for s in self._splits)
 
     @property
     def names(self) -> Collection[str]:
@@ -87,11 +101,13 @@ class TableSource:
         return {c.name for c in projection.resolve(self._generation.schema)}
 
     def examples(self, split: int, first_row: int, stop_row: int) -> ExampleBatch:
-        parts = []
-        for chunk in range(first_row // ROW_GROUP_ROWS, (stop_row - 1) // ROW_GROUP_ROWS + 1):
-            base = chunk * ROW_GROUP_ROWS
-            decoded = self._chunk(split, chunk)
-            parts.append(decoded.take(_rows(max(first_row - base, 0), min(stop_row - base, len(decoded)))))
+        parts, off = [], self._splits[split].chunk_off
+        first = int(np.searchsorted(off, first_row, side="right")) - 1
+        for chunk in range(first, int(np.searchsorted(off, stop_row))):
+            low, high = max(first_row, int(off[chunk])), min(stop_row, int(off[chunk + 1]))
+            if low < high:
+                inside = np.arange(low - off[chunk], high - off[chunk])
+                parts.append(self._chunk(split, chunk).take(inside))
         return ExampleBatch.concat(parts)
 
     def rebuild(self, batch: RequestBatch, projection: Projection, verify: bool) -> Reconstruction:
@@ -99,17 +115,47 @@ class TableSource:
 
     def _chunk(self, split: int, chunk: int) -> ExampleBatch:
         with self._lock:
-            held = self._chunks.setdefault((split, chunk), _Chunk())
+            if (split, chunk) not in self._chunks:
+                self._chunks[split, chunk] = _Chunk()
+                self._held_rows += self._splits[split].rows_of(chunk)
+            held = self._chunks[split, chunk]
             self._chunks.move_to_end((split, chunk))
-            while len(self._chunks) > self._cached_chunks:
-                self._chunks.popitem(last=False)
+            while self._held_rows > self._cached_rows and len(self._chunks) > 1:
+                (old_split, old_chunk), _ = self._chunks.popitem(last=False)
+                self._held_rows -= self._splits[old_split].rows_of(old_chunk)
         # One thread decodes; others that want the same chunk wait for it, not for other chunks.
         with held.lock:
             if held.examples is None:
-                start = chunk * ROW_GROUP_ROWS
-                stop = min(start + ROW_GROUP_ROWS, self._split_rows[split])
-                held.examples = self._table.read_bucket(split, self._snapshot_id, start=start, stop=stop)
+                start, stop, rows = self._splits[split].stored_rows(chunk)
+                held.examples = self._table.read_bucket(split, self._snapshot_id, start=start, stop=stop, rows=rows)
             return held.examples
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """The kept rows of a bucket. Chunk k is its k-th row group, of which rows ``[chunk_off[k], chunk_off[k + 1])`` of
+    the kept ones are left; ``kept`` are their stored numbers, ascending, or None for all ``n_stored``."""
+
+    n_stored: int
+    kept: npt.NDArray[np.int64] | None
+    chunk_off: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, n_stored: int, kept: npt.NDArray[np.int64] | None) -> _Split:
+        bounds = np.minimum(np.arange(-(-n_stored // ROW_GROUP_ROWS) + 1) * ROW_GROUP_ROWS, n_stored)
+        return cls(n_stored, kept, bounds if kept is None else np.searchsorted(kept, bounds))
+
+    def rows_of(self, chunk: int) -> int:
+        """How many rows of a chunk are kept."""
+        return int(self.chunk_off[chunk + 1] - self.chunk_off[chunk])
+
+    def stored_rows(self, chunk: int) -> tuple[int, int, npt.NDArray[np.int64] | None]:
+        """A chunk's first stored row, its last one + 1, and which of them are kept, counted from the first."""
+        start = chunk * ROW_GROUP_ROWS
+        stop = min(start + ROW_GROUP_ROWS, self.n_stored)
+        if self.kept is None or self.rows_of(chunk) == stop - start:
+            return start, stop, None
+        return start, stop, self.kept[self.chunk_off[chunk] : self.chunk_off[chunk + 1]] - start
 
 
 class _Chunk:
@@ -170,10 +216,6 @@ class Worker:
             examples.boundary,
         )
         return Produced(batch, stats)
-
-
-def _rows(start: int, stop: int) -> npt.NDArray[np.int64]:
-    return np.arange(start, stop, dtype=np.int64)
 
 
 def _check_plan(plan: FeaturePlan, projection: Projection, source: Source) -> None:

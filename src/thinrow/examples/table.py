@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.catalog.sql import SqlCatalog
@@ -311,10 +312,18 @@ class ExampleTable:
         return self._read(files, columns, start, stop)
 
     def read_bucket(
-        self, bucket: int, snapshot_id: int | None = None, *, start: int = 0, stop: int | None = None
+        self,
+        bucket: int,
+        snapshot_id: int | None = None,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        rows: npt.NDArray[np.int64] | None = None,
     ) -> ExampleBatch:
-        """``scan_bucket`` as records. Raises as it does."""
+        """``scan_bucket`` as records, or of them those at positions ``rows``, counted from ``start``. Raises as it
+        does."""
         table = self.scan_bucket(bucket, snapshot_id, start=start, stop=stop)
+        table = table if rows is None else table.take(pa.array(rows))
         return ExampleBatch.from_arrow(table, self.event_schema, self.example_schema)
 
     def join_state(self) -> tuple[int | None, str | None]:

@@ -14,7 +14,7 @@ import pytest
 
 from thinrow.core.errors import InputError
 from thinrow.core.units import NEVER
-from thinrow.dpp import Loader, SessionSpec
+from thinrow.dpp import Loader, RowFilter, SessionSpec
 from thinrow.examples.records import ExampleBatch, text_column
 from thinrow.features import Cross, FeaturePlan, Hash, HistoryMatch
 from thinrow.features import Source as Col
@@ -201,6 +201,9 @@ def test_state_is_small():
         ({"epochs": 3}, "epochs=2, this loader epochs=3"),
         ({"table": "others"}, "table='examples', this loader table='others'"),
         ({"snapshot_id": 6}, "snapshot_id=5, this loader snapshot_id=6"),
+        ({"rows": RowFilter(since_ms=4)}, "since_ms=None, this loader since_ms=4"),
+        ({"rows": RowFilter(until_ms=4)}, "until_ms=None, this loader until_ms=4"),
+        ({"rows": RowFilter(user_share=0.5)}, "user_share=None, this loader user_share=0.5"),
         ({"source": FakeSource((23, 0, 9, 15))}, "rows=46, this loader rows=47"),
         ({"source": FakeSource((23, 0, 10, 13))}, "manifest="),
     ],
@@ -209,6 +212,13 @@ def test_a_state_of_another_order_is_refused_by_name(changes, message):
     other = make(**changes)
     with pytest.raises(InputError, match=message):
         other.load_state_dict(make().state_dict())
+
+
+def test_a_state_without_a_filter_is_one_of_every_row():
+    old = {n: v for n, v in make().state_dict().items() if n not in ("since_ms", "until_ms", "user_share", "user_seed")}
+    make().load_state_dict(old)
+    with pytest.raises(InputError, match="since_ms=None, this loader since_ms=4"):
+        make(rows=RowFilter(since_ms=4)).load_state_dict(old)
 
 
 def test_projection_plan_and_threads_may_change_on_resume():
