@@ -1,0 +1,155 @@
+"""Tensors of a batch's ragged data, sharing its memory: each user's events once, and a slice for each example.
+
+Worked example. Two requests on one user's three events, of which they see the first two and all three::
+
+    events       item [11, 12, 13]         embedded once each: x (3, d)
+    lengths      [2, 3]
+    mean(x)      [(x0 + x1) / 2, (x0 + x1 + x2) / 3]
+    padded(x, 2) [[x0, x1], [x1, x2]]      the newest two
+
+Shape letters: E events, S events of all passes, X examples, d width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from thinrow.core.errors import InputError
+from thinrow.jagged.column import Column
+from thinrow.jagged.jagged import Jagged
+from thinrow.jagged.passes import Passes, plan_passes
+from thinrow.jagged.shared import SharedHistories
+
+#: Requests whose running sums are taken in one matrix product: its matrix has at most the square of this.
+_BLOCK_REQUESTS = 512
+
+
+def tensor(values: npt.NDArray[Any]) -> Tensor:
+    """The same numbers as a tensor that shares their memory; read-only arrays are copied."""
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+class Columns(Mapping[str, Tensor]):
+    """Columns by name as tensors, made when asked for; a null reads as 0.
+
+    Raises:
+        InputError: on asking for a column of text: its codes mean nothing outside their batch.
+    """
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self._columns = columns
+
+    def __getitem__(self, name: str) -> Tensor:
+        column = self._columns[name]
+        if column.dictionary is not None:
+            raise InputError(f"column {name!r} is text; hash it in the loader's plan: Hash(Source('history.{name}'))")
+        return tensor(column.values)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
+@dataclass(frozen=True, slots=True)
+class JaggedTensor:
+    """Rows of different lengths: ``values`` (n, ...) and ``offsets`` (rows + 1,) int64."""
+
+    values: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def of(cls, jagged: Jagged, name: str = "values") -> JaggedTensor:
+        """The same rows, sharing memory. Raises InputError for text."""
+        return cls(Columns({name: jagged.column})[name], tensor(jagged.offsets))
+
+    @property
+    def lengths(self) -> Tensor:
+        """(rows,) int64."""
+        return self.offsets.diff()
+
+    @property
+    def row_of(self) -> Tensor:
+        """(n,) int64, the row of each value."""
+        return torch.repeat_interleave(self.lengths)
+
+
+class TorchHistories:
+    """``SharedHistories`` for a model: events once, and what each example sees of them.
+
+    Attributes:
+        columns: name -> (E,) tensor, of the unique events.
+        event_ts: (E,) int64 ms.
+        passes: which examples share a row of events; see ``thinrow.jagged.passes``.
+    """
+
+    def __init__(self, histories: SharedHistories, *, share: bool = True) -> None:
+        self.columns = Columns(histories.events.columns)
+        self.event_ts = tensor(histories.events.event_ts)
+        self.passes: Passes = plan_passes(histories, share=share)
+
+    def __len__(self) -> int:
+        return len(self.passes.visible)
+
+    @property
+    def lengths(self) -> Tensor:
+        """(X,) int64, events that each example sees."""
+        return tensor(self.passes.visible)
+
+    def padded(self, values: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """A copy for each example, as dense models ask for: its newest ``width`` of ``values`` (E, ...), left-aligned,
+        zeros after them, (X, width, ...); and the (X, width) bool mask of those that are there."""
+        passes = self.passes
+        stop = passes.offsets[passes.pass_of] + passes.visible
+        start = np.maximum(passes.offsets[passes.pass_of], stop - width)
+        at = start[:, None] + np.arange(width)
+        there = at < stop[:, None]
+        index = np.append(passes.index, 0)[np.where(there, at, len(passes.index))]
+        mask = tensor(there)
+        picked = values[tensor(index)] if len(values) else values.new_zeros((*index.shape, *values.shape[1:]))
+        return picked * mask.reshape(*mask.shape, *(1,) * (values.dim() - 1)).to(values.dtype), mask
+
+    def sum(self, values: Tensor) -> Tensor:
+        """(X, d) sum of ``values`` (E, d) over the events that each example sees.
+
+        An event is added once a pass: what lies between the ends of two requests is summed, and those sums are added up
+        along the requests. So the cost does not grow with the number of requests of a user.
+        """
+        passes = self.passes
+        order = np.lexsort((passes.visible, passes.pass_of))
+        ordered_pass, ends = passes.pass_of[order], passes.offsets[passes.pass_of[order]] + passes.visible[order]
+        # The first request of a pass, in order of length, that sees the event.
+        first_to_see = np.searchsorted(ends, np.arange(len(passes.index)), side="right")
+        between = values.new_zeros((len(order), values.shape[1]))
+        between = between.index_add(0, tensor(first_to_see), values[tensor(passes.index)])
+        parts = []
+        for a, b in _blocks(ordered_pass):
+            same = ordered_pass[a:b, None] == ordered_pass[None, a:b]
+            parts.append(tensor(np.tril(same)).to(values.dtype) @ between[a:b])
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        return torch.cat(parts)[tensor(rank)] if parts else between
+
+    def mean(self, values: Tensor) -> Tensor:
+        """(X, d) mean of ``values`` (E, d) over the events that each example sees; zeros where it sees none."""
+        return self.sum(values) / self.lengths.clamp(min=1).to(values.dtype)[:, None]
+
+
+def _blocks(ordered_pass: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Ranges of requests that hold whole passes, about ``_BLOCK_REQUESTS`` each."""
+    n, start = len(ordered_pass), 0
+    while start < n:
+        stop = min(start + _BLOCK_REQUESTS, n)
+        if stop < n:
+            whole = int(np.searchsorted(ordered_pass, ordered_pass[stop], side="left"))
+            stop = whole if whole > start else int(np.searchsorted(ordered_pass, ordered_pass[stop], side="right"))
+        yield start, stop
+        start = stop

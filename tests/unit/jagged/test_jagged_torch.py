@@ -1,0 +1,77 @@
+"""Tensors of shared histories against copies per example."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from thinrow.core.errors import InputError
+from thinrow.jagged import Column, Jagged
+from thinrow.jagged import torch as jagged_torch
+from thinrow.jagged.torch import Columns, JaggedTensor, TorchHistories, tensor
+from thinrow.testing.histories import random_histories
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_sum_mean_and_padded_equal_the_copies(seed: int, share: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jagged_torch, "_BLOCK_REQUESTS", 5)
+    rng = np.random.default_rng(seed)
+    histories, _ = random_histories(rng, n_users=4, n_requests=40, max_len=(None, 5)[seed % 2], late=0.2)
+    x = torch.randn(len(histories.events), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    seen = TorchHistories(histories, share=share)
+    index, offsets = histories.positions()
+    padded, mask = seen.padded(x, 4)
+    for i in range(len(histories)):
+        own = x[index[offsets[i] : offsets[i + 1]]]
+        torch.testing.assert_close(seen.sum(x)[i], own.sum(0))
+        torch.testing.assert_close(seen.mean(x)[i], own.mean(0) if len(own) else torch.zeros(3, dtype=torch.float64))
+        newest = own[-4:]
+        assert torch.equal(padded[i, : len(newest)], newest)
+        assert mask[i].tolist() == [j < len(newest) for j in range(4)]
+        assert not padded[i, len(newest) :].any()
+    assert seen.lengths.tolist() == np.diff(offsets).tolist()
+
+
+def test_the_gradient_of_a_sum_counts_the_requests_that_see_an_event() -> None:
+    histories, _ = random_histories(np.random.default_rng(3), n_requests=20)
+    x = torch.zeros(len(histories.events), 1, dtype=torch.float64, requires_grad=True)
+    TorchHistories(histories).sum(x).sum().backward()
+    index, _ = histories.positions()
+    assert x.grad is not None
+    assert x.grad[:, 0].tolist() == np.bincount(index, minlength=len(histories.events)).tolist()
+
+
+def test_tensors_share_the_memory_of_their_columns() -> None:
+    values = np.arange(4)
+    jagged = JaggedTensor.of(Jagged(Column(values), np.array([0, 1, 4])))
+    values[2] = 9
+    assert jagged.values.tolist() == [0, 1, 9, 3]
+    assert jagged.lengths.tolist() == [1, 3]
+    assert jagged.row_of.tolist() == [0, 1, 1, 1]
+
+
+def test_read_only_arrays_are_copied_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    values = np.arange(3)
+    values.flags.writeable = False
+    assert tensor(values).tolist() == [0, 1, 2]
+    assert not recwarn.list
+
+
+def test_text_has_no_tensor_and_the_error_says_what_to_do() -> None:
+    columns = Columns({"brand": Column(np.zeros(1, np.int32), None, pa.array(["a"]))})
+    assert list(columns) == ["brand"]
+    with pytest.raises(InputError, match="'brand' is text; hash it"):
+        columns["brand"]
+
+
+def test_histories_without_events() -> None:
+    histories, _ = random_histories(np.random.default_rng(0), max_events=0)
+    seen = TorchHistories(histories)
+    x = torch.empty(0, 2)
+    assert not seen.mean(x).any()
+    padded, mask = seen.padded(x, 3)
+    assert padded.shape == (12, 3, 2)
+    assert not mask.any()
