@@ -6,6 +6,7 @@
     ├── InputError (ValueError)      what a caller passed: the message has the value, the bound and the remedy
     │   ├── SchemaError              a schema that contradicts itself, the data or the store
     │   ├── UserKindError            string ids for a store of integer ids, or the reverse
+    │   ├── CheckpointMismatch       a checkpoint of another model, feature plan or run than the one that is asked for
     │   ├── DuplicateEventError      one event id twice in one input
     │   └── UnknownEventError        a correction of an event that the store does not hold
     ├── StoreError                   the state of a store
@@ -37,6 +38,10 @@ class SchemaError(InputError):
 
 class UserKindError(InputError):
     """User ids of the wrong kind: a store holds integer ids or string ids, never both."""
+
+
+class CheckpointMismatch(InputError):
+    """A checkpoint is whole, but of another model, feature plan or run than the one that is asked for."""
 
 
 class DuplicateEventError(InputError):
