@@ -53,17 +53,81 @@ def grouped(draw: st.DrawFn) -> dict[str, Any]:
         "request_ts": rng.integers(0, 10, x),
         "bound": rng.integers(0, 12, x),
         "oldest": rng.integers(-2, 8, x),
+        "max_len": rng.choice(np.array([0, 1, 2, 5, NEVER]), x),
     }
 
 
 @FAST
-@given(g=grouped(), max_len=st.sampled_from([1, 2, 5, NEVER]))
-def test_example_slices(g: dict[str, Any], max_len: int) -> None:
-    same(
-        "example_slices",
-        *(g[n] for n in ("off", "ts", "arrival", "hidden", "user_of", "request_ts", "bound", "oldest")),
-        max_len,
-    )
+@given(g=grouped())
+def test_example_slices(g: dict[str, Any]) -> None:
+    names = ("off", "ts", "arrival", "hidden", "user_of", "request_ts", "bound", "oldest", "max_len")
+    same("example_slices", *(g[n] for n in names))
+
+
+def newest_rows(g: dict[str, Any], x: int) -> list[int]:
+    """Positions of the newest ``max_len`` events that example x sees from ``oldest`` on."""
+    u, t, bound = g["user_of"][x], g["request_ts"][x], g["bound"][x]
+    rows = [
+        i
+        for i in range(g["off"][u], g["off"][u + 1])
+        if g["oldest"][x] <= g["ts"][i] < t and g["arrival"][i] <= bound < g["hidden"][i]
+    ]
+    return rows[max(len(rows) - int(g["max_len"][x]), 0) :]
+
+
+@FAST
+@given(g=grouped())
+def test_slices_hold_the_newest_of_each_length(g: dict[str, Any]) -> None:
+    names = ("off", "ts", "arrival", "hidden", "user_of", "request_ts", "bound", "oldest", "max_len")
+    start, stop, exact = kernel("example_slices")(*(g[n] for n in names))
+    for x in range(len(start)):
+        inside = np.arange(start[x], stop[x])
+        shown = (g["arrival"][inside] <= g["bound"][x]) & (g["hidden"][inside] > g["bound"][x])
+        assert inside[shown].tolist() == newest_rows(g, x)
+        assert exact[x] == shown.all()
+
+
+@FAST
+@given(g=grouped(), seed=st.integers(0, 2**32))
+def test_read_ranges_hold_the_newest_of_each_length(g: dict[str, Any], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, run_off, run_of_user, n_rows = cut_into_runs(g, rng)
+    piece_off = np.concatenate([[0], np.cumsum(n_rows)]).astype(np.int64)
+    ts, arrival, hidden = (g[n][rows] for n in ("ts", "arrival", "hidden"))
+    top, least, _ = kernel("piece_summaries")(piece_off, ts, arrival, hidden, np.zeros(len(ts), np.uint64))
+    spans = ts[piece_off[:-1]], ts[piece_off[1:] - 1], top, least, n_rows
+    examples = tuple(g[n] for n in ("user_of", "request_ts", "bound", "oldest", "max_len"))
+    arguments = (run_off, run_of_user, *spans, piece_off[:-1].copy(), ts, arrival, hidden, *examples)
+    same("read_ranges", *arguments)
+    first, last = kernel("read_ranges")(*arguments)
+    run_row = piece_off[run_off]
+    for x in range(len(g["user_of"])):
+        u = g["user_of"][x]
+        read: list[int] = []
+        for r in range(run_of_user[u], run_of_user[u + 1]):
+            if first[r] < last[r]:
+                read += rows[run_row[r] + first[r] : run_row[r] + last[r]].tolist()
+        assert set(newest_rows(g, x)) <= set(read)
+
+
+def cut_into_runs(g: dict[str, Any], rng: np.random.Generator) -> tuple[Any, Any, Any, Any]:
+    """Each user's events dealt out to up to three segments, each cut into pieces: rows in stored order, pieces of each
+    run, runs of each user, and rows of each piece."""
+    rows: list[int] = []
+    run_off, run_of_user, n_rows = [0], [0], []
+    for a, b in itertools.pairwise(g["off"].tolist()):
+        segment = rng.integers(0, 3, b - a)
+        for s in range(3):
+            mine = (a + np.flatnonzero(segment == s)).tolist()
+            while mine:
+                n = int(rng.integers(1, len(mine) + 1))
+                rows += mine[:n]
+                n_rows.append(n)
+                mine = mine[n:]
+            if len(n_rows) > run_off[-1]:
+                run_off.append(len(n_rows))
+        run_of_user.append(len(run_off) - 1)
+    return np.array(rows, np.int64), np.array(run_off), np.array(run_of_user), np.array(n_rows, np.int64)
 
 
 @FAST

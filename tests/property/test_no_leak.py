@@ -37,6 +37,12 @@ SCHEMA = EventSchema(
     supersedes_column="supersedes",
 )
 USER, OTHER = 1, 2
+PROJECTIONS = (
+    Projection(),
+    Projection(max_len=2),
+    Projection(max_len=3, horizon_ms=4),
+    Projection(max_len=3, align=2),
+)
 TESTED = settings(
     max_examples=50,
     deadline=None,
@@ -96,7 +102,7 @@ def scripts(draw: st.DrawFn) -> Script:
 
 def play(script: Script) -> tuple[RequestBatch, list[Any]]:
     """What the request logged, and what it gets from the generation it pinned, from each later one and from a full one:
-    all of it, newest 2, and by a horizon."""
+    by each of ``PROJECTIONS``."""
     archive, recent = Archive.create(MemoryObjects(), SCHEMA, 1, lambda: 0), MemoryRecent(SCHEMA)
     logged: RequestBatch | None = None
     generations: dict[int, Generation] = {}
@@ -116,7 +122,7 @@ def play(script: Script) -> tuple[RequestBatch, list[Any]]:
     assert logged is not None
     got = []
     for generation in generations.values():
-        for projection in (Projection(), Projection(max_len=2), Projection(max_len=3, horizon_ms=4)):
+        for projection in PROJECTIONS:
             histories = reconstruct(generation, logged, projection).histories
             got.append([histories.to_jagged(n).to_arrow().to_pylist() for n in ("event_ts", "arrival", "item", "kind")])
     return logged, got
@@ -194,10 +200,11 @@ def test_events_that_come_later_change_nothing(script: Script, data: st.DataObje
     longer = replace(script, events=(*script.events[: script.request_at], *later))
     before, after = play(script), play(longer)
     assert logged_values(before[0]) == logged_values(after[0])
-    # Each generation, however many there are, gives the same three answers.
-    answers = before[1][:3]
+    # Each generation, however many there are, gives the same answers.
+    n = len(PROJECTIONS)
+    answers = before[1][:n]
     for got in (before[1], after[1]):
-        assert all(got[k : k + 3] == answers for k in range(0, len(got), 3))
+        assert all(got[k : k + n] == answers for k in range(0, len(got), n))
 
 
 @pytest.mark.usefixtures("short_stripes")

@@ -143,6 +143,11 @@ def rows_of(histories: SharedHistories, names: list[str]) -> list[list[tuple[Any
     return [flat[a:b] for a, b in itertools.pairwise(offsets)]
 
 
+def aligned_start(length: int, n: int, align: int) -> int:
+    """The least multiple of ``align`` from which at most ``n`` of ``length`` events are left."""
+    return next(start for start in itertools.count(0, align) if length - start <= n)
+
+
 def check(world: World) -> None:
     names = ["item", "kind", "price"]
     for at in range(len(world.pinned)):
@@ -156,6 +161,9 @@ def check(world: World) -> None:
             want = [row[-n:] if n else row for row in truth]
             assert rows_of(built.histories, names) == want
             assert built.histories.lengths().tolist() == [len(r) for r in want]
+        for n, align in ((1, 1), (3, 2), (4, 4), (6, 5), (1000, 7)):
+            built = reconstruct(world.pinned[at], batch, Projection(max_len=n, align=align))
+            assert rows_of(built.histories, names) == [row[aligned_start(len(row), n, align) :] for row in truth]
         horizon = reconstruct(world.pinned[at], batch, Projection(columns=("kind",), max_len=4, horizon_ms=5))
         want = [
             [(t, a, (v[1],)) for t, a, v in row if t >= request - 5][-4:]

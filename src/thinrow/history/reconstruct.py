@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from thinrow.core.errors import InputError, VersionMismatch
 from thinrow.core.ragged import offsets_of
-from thinrow.core.units import EPOCH_BITS, NEVER
+from thinrow.core.units import EPOCH_BITS
 from thinrow.core.users import distinct, plain
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.hides import hide
@@ -50,7 +50,7 @@ def reconstruct(
     Args:
         generation: any generation at or after the one that each request pinned.
         batch: (X,) requests as logged.
-        projection: columns, newest n, horizon; everything by default.
+        projection: columns, newest n (exactly, or aligned), horizon; everything by default.
         verify: check every version against what the archive holds (always on but in measurements of its cost).
 
     Raises:
@@ -73,7 +73,9 @@ def reconstruct(
     oldest = np.full(len(batch), _BEGINNING, np.int64)
     if projection.horizon_ms is not None:
         oldest = batch.request_ts - projection.horizon_ms
-    events = window.read(projection.max_len, oldest, columns)
+    # The version says how many events are visible before any of them is read.
+    newest = projection.newest(batch.versions["seq_len"] + batch.inline.lengths)
+    events = window.read(newest, oldest, columns)
     since = time.perf_counter()
     if not archived.all():
         events = _merge_inline(events, batch, user_of, ~archived, window, columns)
@@ -86,7 +88,7 @@ def reconstruct(
         batch.request_ts,
         bound,
         oldest,
-        NEVER if projection.max_len is None else projection.max_len,
+        newest,
     )
     histories = SharedHistories(events, user_of, start, stop, bound, exact)
     stats.clock("merge", since)

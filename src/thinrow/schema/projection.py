@@ -1,10 +1,23 @@
-"""Projection: what one tenant reads of a history."""
+"""Projection: what one tenant reads of a history.
+
+Worked example of aligned windows, ``Projection(max_len=4, align=2)``, events numbered from the oldest visible one::
+
+    visible events    4    5    6    7    8
+    window reads     0-3  2-4  2-5  4-6  4-7
+
+The window starts at a multiple of ``align`` in the user's visible sequence and holds 3 or 4 events: requests near each
+other share a start, and so one pass of a causal model, where windows of exactly the newest 4 would all start apart.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from thinrow.core.errors import InputError, SchemaError
+from thinrow.core.units import NEVER
 from thinrow.schema.event_schema import ColumnSpec, EventSchema
 
 
@@ -17,12 +30,16 @@ class Projection:
         groups: names of feature groups, added to ``columns``.
         max_len: the *newest* n visible events; None for all.
         horizon_ms: only events with ``event_ts >= request_ts - horizon_ms`` (inclusive); None for all.
+        align: with ``max_len`` n, windows that do not hold all events start at a multiple of ``align`` in the user's
+            visible events, and hold the newest n - align + 1 to n of them; 1 for exactly n. In [1, n], and without a
+            horizon.
     """
 
     columns: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
     max_len: int | None = None
     horizon_ms: int | None = None
+    align: int = 1
 
     def __post_init__(self) -> None:
         for name, names in (("columns", self.columns), ("groups", self.groups)):
@@ -31,6 +48,24 @@ class Projection:
         for name, value, least in (("max_len", self.max_len, 1), ("horizon_ms", self.horizon_ms, 0)):
             if value is not None and value < least:
                 raise InputError(f"{name}={value}; it must be {least} or more, or None for no bound")
+        if self.align < 1:
+            raise InputError(f"align={self.align}; it must be 1 or more, and 1 for windows of exactly max_len")
+        if self.align > 1 and (self.max_len is None or self.align > self.max_len):
+            raise InputError(f"align={self.align} with max_len={self.max_len}; max_len must be align or more")
+        if self.align > 1 and self.horizon_ms is not None:
+            raise InputError(
+                f"align={self.align} with horizon_ms={self.horizon_ms}; a horizon starts windows at times: "
+                "drop one of the two"
+            )
+
+    def newest(self, visible: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """(X,) how many of the newest visible events requests read that see ``visible`` (X,) events; at least 1, and
+        ``NEVER`` or more than there are for all."""
+        if self.max_len is None:
+            return np.full(len(visible), NEVER, np.int64)
+        over = np.maximum(visible - self.max_len, 0)
+        skipped = -(-over // self.align) * self.align
+        return np.where(over > 0, visible - skipped, self.max_len)
 
     def resolve(self, schema: EventSchema) -> tuple[ColumnSpec, ...]:
         """The columns asked for, in schema order. Raises SchemaError on an unknown column or group."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from thinrow.core.errors import InputError
+from thinrow.core.units import NEVER
 from thinrow.schema import EventSchema, Projection
 
 ARROW = pa.schema([(n, pa.int64()) for n in ("user", "ts", "item", "store", "price")])
@@ -35,11 +37,35 @@ def test_columns_in_schema_order(asked: dict[str, Any], names: list[str]) -> Non
         ({"groups": "what"}, "groups='what' is one string"),
         ({"max_len": 0}, "max_len=0; it must be 1 or more"),
         ({"horizon_ms": -1}, "horizon_ms=-1; it must be 0 or more"),
+        ({"align": 0}, "align=0; it must be 1 or more"),
+        ({"align": 2}, "align=2 with max_len=None; max_len must be align or more"),
+        ({"align": 5, "max_len": 4}, "align=5 with max_len=4; max_len must be align or more"),
+        ({"align": 2, "max_len": 4, "horizon_ms": 9}, "align=2 with horizon_ms=9; .* drop one of the two"),
     ],
 )
 def test_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Projection(**asked)
+
+
+def test_aligned_lengths_as_in_the_docstring() -> None:
+    visible = np.arange(10)
+    assert Projection(max_len=4, align=2).newest(visible)[4:9].tolist() == [4, 3, 4, 3, 4]
+    assert Projection(max_len=4).newest(visible).tolist() == [4] * 10
+    assert (Projection().newest(visible) == NEVER).all()
+    assert Projection(max_len=4, horizon_ms=9).newest(visible).tolist() == [4] * 10
+
+
+@pytest.mark.parametrize(("n", "align"), [(1, 1), (4, 1), (4, 2), (4, 3), (4, 4), (7, 5)])
+def test_aligned_windows_start_at_multiples_and_are_never_short(n: int, align: int) -> None:
+    visible = np.arange(60)
+    read = np.minimum(Projection(max_len=n, align=align).newest(visible), visible)
+    start = visible - read
+    assert (start % align == 0).all()
+    assert (read <= n).all()
+    assert (read[n:] >= n - align + 1).all()
+    assert (read[:n] == visible[:n]).all()
+    assert set(np.diff(start).tolist()) <= {0, align}
 
 
 def test_unknown_names() -> None:

@@ -115,16 +115,17 @@ class Window:
         count, digest, start, end = result
         return count, digest, start, end
 
-    def read(self, max_len: int | None, oldest_ts: Ints, columns: Sequence[StoredColumn]) -> Events:
-        """The events that the examples need: at least each one's newest ``max_len`` visible ones from ``oldest_ts``
-        (inclusive) on. A user's are in order of (event_ts, arrival), ``hidden_from`` under all known hides.
+    def read(self, max_len: Ints, oldest_ts: Ints, columns: Sequence[StoredColumn]) -> Events:
+        """The events that the examples need: of example x at least the newest ``max_len[x]`` visible ones from
+        ``oldest_ts[x]`` (inclusive) on. A user's are in order of (event_ts, arrival), ``hidden_from`` under all known
+        hides.
 
         Raises:
             CorruptionError: a block is damaged.
         """
         first, last = kernel("read_ranges")(
             self.pieces.run_off, self.pieces.run_of_user, *self._spans, self._rows, self.key_off, *self._keys,
-            self.user_of, self.request_ts, self.bound, oldest_ts, NEVER if max_len is None else max_len,
+            self.user_of, self.request_ts, self.bound, oldest_ts, max_len,
         )  # fmt: skip
         piece, start, stop = kernel("runs_of_rows")(self.pieces.run_off, self._rows, first, last)
         reader = RowReader(self.generation, self.pieces, piece, start, stop, self.stats)
@@ -158,4 +159,4 @@ def read_everything(generation: Generation, users: Users, columns: Sequence[Stor
     everything = np.full(n, NEVER, np.int64)
     # Bound NEVER - 1 with every event shown: a window that nothing falls out of needs no key read to be exact.
     window = Window(generation, users, np.arange(n), everything, everything - 1, stats)
-    return window.read(None, np.full(n, np.iinfo(np.int64).min, np.int64), columns)
+    return window.read(everything, np.full(n, np.iinfo(np.int64).min, np.int64), columns)

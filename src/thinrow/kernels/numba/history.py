@@ -240,14 +240,14 @@ def read_ranges(
     request_ts: Ints,
     bound: Ints,
     oldest_ts: Ints,
-    max_len: int,
+    max_len: Ints,
 ) -> tuple[Ints, Ints]:
     """The rows that the examples of a user need of each run, at least.
 
     A *run* is the pieces of one user in one segment: run r holds the pieces ``[run_off[r], run_off[r + 1])`` and user u
-    the runs ``[run_of_user[u], run_of_user[u + 1])``. Each run gives its newest ``max_len`` visible events (the newest
-    after merging are among them), down to ``oldest_ts`` (inclusive; to the piece). Returns the half-open range of rows
-    within each run, first and last + 1; first >= last where nothing is needed.
+    the runs ``[run_of_user[u], run_of_user[u + 1])``. For example x each run gives its newest ``max_len[x]`` visible
+    events (the newest after merging are among them), down to ``oldest_ts[x]`` (inclusive; to the piece). Returns the
+    half-open range of rows within each run, first and last + 1; first >= last where nothing is needed.
     """
     n_runs = len(run_off) - 1
     first = np.full(n_runs, _NEVER, np.int64)
@@ -264,7 +264,7 @@ def read_ranges(
                 continue
             last[r] = max(last[r], end)
             begin = end
-            need = max_len
+            need = max_len[x]
             p = p_end - 1
             while p >= run_off[r] and need > 0 and last_ts[p] >= oldest_ts[x]:
                 rows = _last_row(p, t, n_rows, last_ts, key_off, key_ts)
@@ -331,9 +331,9 @@ def example_slices(
     request_ts: Ints,
     bound: Ints,
     oldest_ts: Ints,
-    max_len: int,
+    max_len: Ints,
 ) -> tuple[Ints, Ints, Bools]:
-    """Start, stop and exactness of each example's newest ``max_len`` visible events with event_ts >= oldest_ts."""
+    """Start, stop and exactness of each example's newest ``max_len[x]`` visible events with event_ts >= oldest_ts."""
     n = len(user_of)
     start = np.empty(n, np.int64)
     stop = np.empty(n, np.int64)
@@ -353,10 +353,10 @@ def example_slices(
         begin = _lower_bound(event_ts, a, end, oldest_ts[x])
         stop[x] = end
         if end == begin or (top[end - 1] <= b and least_hidden[u] > b):
-            start[x] = max(begin, end - min(max_len, end - begin))
+            start[x] = max(begin, end - min(max_len[x], end - begin))
             exact[x] = True
             continue
-        need = max_len
+        need = max_len[x]
         first = end
         hidden = 0
         seen_hidden = 0

@@ -151,7 +151,7 @@ def read_ranges(
     request_ts: Ints,
     bound: Ints,
     oldest_ts: Ints,
-    max_len: int,
+    max_len: Ints,
 ) -> tuple[Ints, Ints]:
     n_runs = len(run_off) - 1
     first, last = np.full(n_runs, NEVER, np.int64), np.zeros(n_runs, np.int64)
@@ -172,8 +172,8 @@ def read_ranges(
                 shown += ((key_arrival[k] <= bound[x]) & (key_hidden[k] > bound[x]))[before].tolist()
             if not shown:
                 continue
-            at = np.flatnonzero(shown)
-            begin = int(at[-max_len]) if len(at) >= max_len else 0
+            at = np.append(np.flatnonzero(shown), len(shown))
+            begin = int(at[-1 - max_len[x]]) if len(at) > max_len[x] else 0
             first[r] = min(first[r], max(begin, min(floor, len(shown))))
             last[r] = max(last[r], len(shown))
     return first, last
@@ -198,7 +198,7 @@ def example_slices(
     request_ts: Ints,
     bound: Ints,
     oldest_ts: Ints,
-    max_len: int,
+    max_len: Ints,
 ) -> tuple[Ints, Ints, Bools]:
     n = len(user_of)
     start, stop, exact = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.bool_)
@@ -209,7 +209,8 @@ def example_slices(
             i
             for i in range(a, int(stop[x]))
             if event_ts[i] >= oldest_ts[x] and arrival[i] <= bound[x] and hidden_from[i] > bound[x]
-        ][-max_len:]
+        ]
+        shown = shown[max(len(shown) - int(max_len[x]), 0) :]
         start[x] = shown[0] if shown else stop[x]
         exact[x] = len(shown) == stop[x] - start[x]
     return start, stop, exact
