@@ -1,1 +1,33 @@
-"""Dynamic embedding tables: 64-bit keys, growth without copying, sparse optimizers fused with the gradient."""
+"""Dynamic embedding tables: 64-bit keys, growth without copying, sparse optimizers fused with the gradient.
+
+``DynamicTable`` and the optimizers are NumPy inside; only ``Embedding``, the torch module, needs torch. Every name
+loads its module when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from thinrow.core.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from thinrow.embeddings.module import Embedding
+    from thinrow.embeddings.optim import SparseAdagrad, SparseAdam
+    from thinrow.embeddings.table import DynamicTable
+
+_WHERE = {"DynamicTable": "table", "Embedding": "module", "SparseAdagrad": "optim", "SparseAdam": "optim"}
+
+__all__ = ["DynamicTable", "Embedding", "SparseAdagrad", "SparseAdam"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'thinrow.embeddings' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"thinrow.embeddings.{_WHERE[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError("torch", "train") from error
+    return getattr(module, name)

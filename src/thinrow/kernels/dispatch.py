@@ -52,6 +52,15 @@ KERNELS: dict[str, str] = {
     "bucketize_floats": "features",
     "history_candidate_cross": "features",
     "hstu_attention": "hstu",
+    "find_keys": "table",
+    "insert_keys": "table",
+    "place_keys": "table",
+    "start_rows": "table",
+    "gather_rows": "table",
+    "group_rows": "table",
+    "sum_groups": "table",
+    "adagrad_rows": "table",
+    "adam_rows": "table",
 }
 
 #: Modules whose fast backend is written in torch, not numba.

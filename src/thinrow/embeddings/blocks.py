@@ -1,0 +1,60 @@
+"""RowBlocks: a matrix that grows at its end, block by block, and never moves a row.
+
+With 4 rows a block, 6 rows are two arrays of (4, width), the second half used; growing to 9 rows adds a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class RowBlocks:
+    """(n, width) numbers of one dtype.
+
+    Attributes:
+        blocks: the arrays, each (block_rows, width) and C-contiguous; rows from n on hold nothing.
+        fill: what new rows hold.
+    """
+
+    def __init__(self, width: int, dtype: npt.DTypeLike, block_rows: int, fill: float = 0.0) -> None:
+        """``block_rows`` is a power of two."""
+        self.blocks: list[npt.NDArray[Any]] = []
+        self.width, self.dtype, self.block_rows, self.fill = width, np.dtype(dtype), block_rows, fill
+        self._n = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    def grow(self, n_rows: int) -> None:
+        """Grow to ``n_rows`` rows, at least as many as now; new ones hold ``fill``."""
+        while len(self.blocks) * self.block_rows < n_rows:
+            self.blocks.append(np.empty((self.block_rows, self.width), self.dtype))
+        for part, _ in self._parts(self._n, n_rows):
+            part[:] = self.fill
+        self._n = n_rows
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Grow by ``rows`` (m, width)."""
+        first = self._n
+        self.grow(first + len(rows))
+        for part, at in self._parts(first, self._n):
+            part[:] = rows[at - first : at - first + len(part)]
+
+    def to_array(self) -> npt.NDArray[Any]:
+        """(n, width) copy."""
+        out = np.empty((self._n, self.width), self.dtype)
+        for part, at in self._parts(0, self._n):
+            out[at : at + len(part)] = part
+        return out
+
+    def _parts(self, first: int, stop: int) -> Iterator[tuple[npt.NDArray[Any], int]]:
+        """Views of the rows ``[first, stop)``, block by block, each with the number of its first row."""
+        while first < stop:
+            block, within = divmod(first, self.block_rows)
+            part = self.blocks[block][within : within + stop - first]
+            yield part, first
+            first += len(part)

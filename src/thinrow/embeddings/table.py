@@ -1,0 +1,263 @@
+"""DynamicTable: vectors for 64-bit keys, made when a key first appears.
+
+    table = DynamicTable(dim=2, seed=0)
+    table.rows(np.array([7, -1, 7]), insert=True)      # [0, 1, 0]
+    table.read(np.array([1, -1]))                      # the vector of key -1, then zeros: row -1 is nobody's
+
+A key's first vector is a function of (seed, key) alone: it does not depend on which keys came before. Rows never move
+and keep their number while the table grows. All results are the same bits for any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.errors import InputError
+from thinrow.embeddings.blocks import RowBlocks
+from thinrow.embeddings.index import KeyIndex
+from thinrow.kernels import kernel
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.floating[Any]]
+
+_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+_SCALARS = ("dim", "seed", "init_scale")
+_ROW_STATE, _ROW_FILL = "row_state.", "row_fill."
+
+
+class DynamicTable:
+    """One embedding table; models, tasks and fields may share it if their keys differ (hash each field with its seed).
+
+    Look-ups without insertion, and reads, may run in several threads at once; every other call needs the table alone.
+
+    Attributes:
+        dim: width of a vector.
+        seed, init_scale: a new vector is uniform in [-init_scale, init_scale), drawn from (seed, key, column).
+        dtype: of the vectors, float32 or float64.
+        values: the vectors, row by row.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        seed: int = 0,
+        init_scale: float = 0.05,
+        block_rows: int = 65_536,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        """``block_rows``: rows that the table grows by, a power of two; it changes no result.
+
+        Raises:
+            InputError: a parameter is out of its range.
+        """
+        if dim < 1:
+            raise InputError(f"dim={dim}; it must be 1 or more")
+        if not 0 <= seed < 1 << 63:
+            raise InputError(f"seed={seed}; it must be in [0, 2^63)")
+        if not 0 <= init_scale < float("inf"):
+            raise InputError(f"init_scale={init_scale}; it must be finite and 0 or more")
+        if block_rows < 1 or block_rows & (block_rows - 1):
+            raise InputError(f"block_rows={block_rows}; it must be a power of two")
+        if np.dtype(dtype) not in _DTYPES:
+            raise InputError(f"dtype={np.dtype(dtype)}; it must be float32 or float64")
+        self.dim, self.seed, self.init_scale, self.dtype = dim, seed, float(init_scale), np.dtype(dtype)
+        self._block_rows = block_rows
+        self._index = KeyIndex()
+        self.values = RowBlocks(dim, self.dtype, block_rows)
+        self._row_state: dict[str, RowBlocks] = {}
+        self._gradients: list[tuple[Ints, Floats]] = []
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def keys(self) -> Ints:
+        """(n,) int64 copy: the key of each row."""
+        return self._index.keys.copy()
+
+    def rows(self, keys: Ints, *, insert: bool) -> Ints:
+        """(n,) int64 row of each of ``keys`` (n,) int64; a key may appear many times.
+
+        Absent keys get the next rows in order of first appearance, or with ``insert=False`` row -1.
+
+        Raises:
+            InputError: ``keys`` is not one-dimensional int64.
+        """
+        wanted = _int64("keys", keys)
+        before = len(self)
+        rows = self._index.rows(wanted, insert=insert)
+        if len(self) > before:
+            self.values.grow(len(self))
+            for state in self._row_state.values():
+                state.grow(len(self))
+            kernel("start_rows")(self.values.blocks, before, self._index.keys[before:], self.seed, self.init_scale)
+        return rows
+
+    def read(self, rows: Ints, out: Floats | None = None) -> Floats:
+        """(n, dim) vectors of ``rows`` (n,) int64 in the table's dtype; row -1 reads as zeros.
+
+        ``out``: written and returned instead of a new array.
+
+        Raises:
+            InputError: a row is not in [-1, len), or ``out`` is no C-contiguous (n, dim) array of the table's dtype.
+        """
+        rows = _int64("rows", rows)
+        if out is None:
+            out = np.empty((len(rows), self.dim), self.dtype)
+        elif out.shape != (len(rows), self.dim) or out.dtype != self.dtype or not out.flags.carray:
+            raise InputError(
+                f"out is {out.dtype} {out.shape}; it must be a writable, C-contiguous {self.dtype} array of "
+                f"{(len(rows), self.dim)}"
+            )
+        bad = kernel("gather_rows")(self.values.blocks, len(self), rows, out)
+        if bad >= 0:
+            raise InputError(f"row {rows[bad]} (position {bad}); rows are in [-1, {len(self)}): look keys up first")
+        return out
+
+    def row_state(self, name: str, width: int, *, fill: float = 0.0, dtype: npt.DTypeLike | None = None) -> RowBlocks:
+        """The optimizer state ``name``: (n, width) numbers that grow and are saved with the rows.
+
+        It is made when it is first asked for, ``fill`` in old rows and new ones; later ``fill`` is ignored.
+        ``dtype``: the table's where it is None.
+
+        Raises:
+            InputError: it is there with another width or dtype.
+        """
+        wanted = np.dtype(dtype) if dtype is not None else self.dtype
+        state = self._row_state.get(name)
+        if state is None:
+            state = RowBlocks(width, wanted, self._block_rows, fill)
+            state.grow(len(self))
+            self._row_state[name] = state
+        if state.width != width or state.dtype != wanted:
+            raise InputError(
+                f"row state {name!r} is {state.dtype} of width {state.width}, asked for was {wanted} of width {width}; "
+                "use another name"
+            )
+        return state
+
+    def add_gradient(self, rows: Ints, gradient: Floats) -> None:
+        """Keep ``gradient`` (n, dim) of ``rows`` (n,), summed by row in the order given, for the next step.
+
+        Raises:
+            InputError: a row is not in [0, len), shape or dtype are not the table's, or a sum is NaN or infinite
+                (names the key); nothing is kept then.
+        """
+        rows = _int64("rows", rows)
+        if gradient.shape != (len(rows), self.dim) or gradient.dtype != self.dtype:
+            raise InputError(
+                f"gradient is {gradient.dtype} {gradient.shape}; for these rows it must be {self.dtype} "
+                f"{(len(rows), self.dim)}"
+            )
+        outside = np.flatnonzero((rows < 0) | (rows >= len(self)))
+        if len(outside):
+            raise InputError(f"gradient of row {rows[outside[0]]}; rows are in [0, {len(self)}): look keys up first")
+        if len(rows):
+            self._gradients.append(self._summed(rows, np.ascontiguousarray(gradient)))
+
+    def take_gradient(self) -> tuple[Ints, Floats] | None:
+        """Distinct rows (d,) ascending and their summed gradients (d, dim), kept no longer; None if there are none.
+
+        Raises:
+            InputError: a sum of several calls overflows (names the key); all stays as it was.
+        """
+        if len(self._gradients) > 1:
+            rows, gradients = (np.concatenate(parts) for parts in zip(*self._gradients, strict=True))
+            self._gradients = [self._summed(rows, gradients)]
+        return self._gradients.pop() if self._gradients else None
+
+    def clear_gradient(self) -> None:
+        """Forget the gradients kept for the next step."""
+        self._gradients.clear()
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of all that the table needs to go on bit for bit, by name; gradients kept for a step are not part.
+
+        ``keys`` (n,) int64 in row order; ``values`` (n, dim); for each row state ``row_state.NAME`` (n, width) and
+        ``row_fill.NAME`` (), what its new rows hold; ``dim``, ``seed``, ``init_scale`` ().
+        """
+        state: dict[str, npt.NDArray[Any]] = {"keys": self.keys(), "values": self.values.to_array()}
+        for name, blocks in self._row_state.items():
+            state[_ROW_STATE + name] = blocks.to_array()
+            state[_ROW_FILL + name] = np.array(blocks.fill, np.float64)
+        scalars = np.array(self.dim), np.array(self.seed), np.array(self.init_scale)
+        return state | dict(zip(_SCALARS, scalars, strict=True))
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, npt.NDArray[Any]], *, block_rows: int = 65_536) -> DynamicTable:
+        """A table as it was when ``state`` was taken.
+
+        Raises:
+            InputError: ``state`` is not what ``DynamicTable.state`` returns.
+        """
+        for name in ("keys", "values", *_SCALARS):
+            if name not in state:
+                raise InputError(
+                    f"the state has no {name!r}, only {', '.join(sorted(state))}; pass DynamicTable.state()"
+                )
+        table = cls(
+            int(state["dim"]),
+            seed=int(state["seed"]),
+            init_scale=float(state["init_scale"]),
+            block_rows=block_rows,
+            dtype=state["values"].dtype,
+        )
+        keys = _int64("keys", state["keys"])
+        table.values.append(_checked("values", state["values"], len(keys), table.dim))
+        for full in sorted(set(state) - {"keys", "values", *_SCALARS}):
+            kind, _, name = full.partition(".")
+            if f"{kind}." not in (_ROW_STATE, _ROW_FILL) or not {_ROW_STATE + name, _ROW_FILL + name} <= set(state):
+                raise InputError(
+                    f"the state has {full!r}; beside keys, values, {', '.join(_SCALARS)} there may be only pairs of "
+                    f"{_ROW_STATE}NAME and {_ROW_FILL}NAME"
+                )
+            if f"{kind}." == _ROW_STATE:
+                rows = _checked(full, state[full], len(keys))
+                fill = float(state[_ROW_FILL + name])
+                table._row_state[name] = RowBlocks(rows.shape[1], rows.dtype, block_rows, fill)
+                table._row_state[name].append(rows)
+        table._index = KeyIndex(keys)
+        return table
+
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Become what the table was when ``state`` was taken, seed and optimizer state included.
+
+        Raises:
+            InputError: ``state`` is of another dim or dtype, or not what ``state`` returns; nothing is changed then.
+        """
+        loaded = DynamicTable.from_state(state, block_rows=self._block_rows)
+        if (loaded.dim, loaded.dtype) != (self.dim, self.dtype):
+            raise InputError(
+                f"the state is of a {loaded.dtype} table of dim {loaded.dim}, this table is {self.dtype} of dim "
+                f"{self.dim}; use DynamicTable.from_state"
+            )
+        vars(self).update(vars(loaded))
+
+    def _summed(self, rows: Ints, gradient: Floats) -> tuple[Ints, Floats]:
+        distinct, starts, order = kernel("group_rows")(rows, len(self))
+        sums = np.empty((len(distinct), self.dim), self.dtype)
+        bad = kernel("sum_groups")(gradient, order, starts, sums)
+        if bad >= 0:
+            column = int(np.flatnonzero(~np.isfinite(sums[bad]))[0])
+            raise InputError(
+                f"the gradient of key {self._index.keys[distinct[bad]]} is {sums[bad, column]} in column {column}; it "
+                "must be finite: look for an overflow in the loss or lower the learning rate"
+            )
+        return distinct, sums
+
+
+def _int64(what: str, array: Ints) -> Ints:
+    if not isinstance(array, np.ndarray) or array.dtype != np.int64 or array.ndim != 1:
+        found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise InputError(f"{what}: {found}; it must be a one-dimensional int64 array")
+    return np.ascontiguousarray(array)
+
+
+def _checked(name: str, rows: npt.NDArray[Any], n_rows: int, width: int | None = None) -> npt.NDArray[Any]:
+    if rows.ndim != 2 or len(rows) != n_rows or width not in (None, rows.shape[1]):
+        raise InputError(f"{name} of the state is {rows.shape}; it must be {(n_rows, width or 'width')}, a row a key")
+    return rows

@@ -1,0 +1,210 @@
+"""Kernels of the dynamic embedding table in NumPy: the oracle that other backends must equal bit for bit.
+
+Keys are any int64. The index is an open-addressing hash table, ``slots`` (S, 2) int64 with S a power of two: (key, row)
+each, row -1 where empty. A key is looked for from ``mix64(key) mod S`` upwards, cyclically, until it or an empty slot
+is met. ``keys`` (S / 2,) int64 holds the key of each row, so at most half of the slots are taken.
+
+Rows are kept in equal blocks whose row count is a power of two: row r is ``blocks[r // R][r % R]`` with R = ``len(
+blocks[0])``. A new block never moves an old one.
+
+Worked example: with S = 4 the keys 0, 5 and 7 all start at slot 0. Inserting 0 and 5 makes ``slots``
+``[[0, 0], [5, 1], [-, -1], [-, -1]]``; looking 7 up passes both and ends at slot 2, so the rows of keys (5, 7, 0) are
+(1, -1, 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.wrap import GOLDEN64, mix64, mix64_words
+
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.int64]
+
+
+def find_keys(slots: Ints, wanted: Ints) -> Ints:
+    """(n,) int64 row of each wanted key, -1 where it is absent."""
+    mask = len(slots) - 1
+    rows = np.full(len(wanted), -1, np.int64)
+    left = np.arange(len(wanted))
+    at = _home(wanted, mask)
+    while len(left):
+        key, row = slots[at].T
+        rows[left] = row
+        go_on = (row >= 0) & (key != wanted[left])
+        left, at = left[go_on], (at[go_on] + 1) & mask
+    return rows
+
+
+def insert_keys(slots: Ints, keys: Ints, n_rows: int, wanted: Ints, rows: Ints, start: int) -> tuple[int, int]:
+    """Give a row to each wanted key from position ``start`` on whose ``rows`` entry is negative.
+
+    New keys get rows ``n_rows``, ``n_rows + 1``, ... in order of first appearance. Changes ``slots``, ``keys`` and
+    ``rows``. Returns the position at which it ended and the new number of rows; it ends early, before a new key, when
+    ``keys`` is full.
+    """
+    mask = len(slots) - 1
+    home = _home(wanted, mask)
+    for i in range(start, len(wanted)):
+        if rows[i] >= 0:
+            continue
+        at = _probe(slots, int(home[i]), wanted[i])
+        if slots[at, 1] < 0:
+            if n_rows == len(keys):
+                return i, n_rows
+            slots[at] = wanted[i], n_rows
+            keys[n_rows] = wanted[i]
+            n_rows += 1
+        rows[i] = slots[at, 1]
+    return len(wanted), n_rows
+
+
+def place_keys(slots: Ints, keys: Ints) -> int:
+    """Put ``keys`` as rows 0, 1, ... into empty ``slots``; the first row whose key was there already, or -1."""
+    home = _home(keys, len(slots) - 1)
+    for row in range(len(keys)):
+        at = _probe(slots, int(home[row]), keys[row])
+        if slots[at, 1] >= 0:
+            return row
+        slots[at] = keys[row], row
+    return -1
+
+
+def start_rows(blocks: Sequence[Floats], first: int, keys: Ints, seed: int, scale: float) -> None:
+    """Write the start of the rows ``first``, ``first + 1``, ..., whose keys are ``keys``.
+
+    With w = mix64(mix64(key ^ mix64(seed + G)) + (column + 1) * G), G = 2^64 / golden ratio, a value is ``scale *
+    ((w >> 40) * 2^-23 - 1)``: uniform over 2^24 steps of [-scale, scale), one rounding, to the table's dtype.
+    ``seed`` is in [0, 2^63).
+    """
+    if not blocks:
+        return
+    seeded = np.uint64(mix64((seed + GOLDEN64) & ((1 << 64) - 1)))
+    columns = np.arange(1, blocks[0].shape[1] + 1, dtype=np.uint64) * np.uint64(GOLDEN64)
+    words = mix64_words(mix64_words(keys.view(np.uint64) ^ seeded)[:, None] + columns)
+    unit = (words >> np.uint64(40)) * 2.0**-23 - 1
+    dtype = blocks[0].dtype
+    _put(blocks, np.arange(first, first + len(keys)), unit.astype(dtype) * dtype.type(scale))
+
+
+def gather_rows(blocks: Sequence[Floats], n_rows: int, rows: Ints, out: Floats) -> int:
+    """Copy ``rows`` into ``out`` (n, width); row -1 is zeros.
+
+    Returns the first position whose row is not in [-1, n_rows), or -1; such rows are left alone.
+    """
+    valid = (rows >= 0) & (rows < n_rows)
+    out[rows == -1] = 0
+    if valid.any():
+        out[valid] = _get(blocks, rows[valid])
+    bad = np.flatnonzero(~valid & (rows != -1))
+    return int(bad[0]) if len(bad) else -1
+
+
+def group_rows(rows: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
+    """Positions of equal rows together; ``rows`` are in [0, n_rows).
+
+    Returns the distinct rows (d,) ascending, ``starts`` (d + 1,) and ``order`` (n,), all int64: the positions of the
+    k-th distinct row are ``order[starts[k]:starts[k + 1]]``, ascending.
+    """
+    order = np.argsort(rows, kind="stable")
+    by_row = rows[order]
+    first = np.flatnonzero(np.diff(by_row, prepend=-1) != 0)
+    return by_row[first], np.append(first, len(rows)), order
+
+
+def sum_groups(gradient: Floats, order: Ints, starts: Ints, out: Floats) -> int:
+    """``out[k]`` = the sum of ``gradient[order[starts[k]:starts[k + 1]]]``, added in this order, one by one.
+
+    No group is empty. Returns the first group whose sum has a NaN or an infinity, or -1.
+    """
+    sizes = np.diff(starts)
+    out[:] = gradient[order[starts[:-1]]]
+    for k in range(1, int(sizes.max(initial=1))):
+        more = np.flatnonzero(sizes > k)
+        out[more] += gradient[order[starts[more] + k]]
+    bad = np.flatnonzero(~np.isfinite(out).all(axis=1))
+    return int(bad[0]) if len(bad) else -1
+
+
+def adagrad_rows(
+    values: Sequence[Floats], sums: Sequence[Floats], rows: Ints, gradient: Floats, lr: float, eps: float
+) -> None:
+    """One step of Adagrad (Duchi, Hazan, Singer 2011) on distinct ``rows``, whose gradient is (d, width).
+
+    s += g^2; value -= lr * (g / (sqrt(s) + eps)).
+    """
+    if not len(rows):
+        return
+    of = gradient.dtype.type
+    total = _get(sums, rows) + gradient * gradient
+    _put(sums, rows, total)
+    _put(values, rows, _get(values, rows) - of(lr) * (gradient / (np.sqrt(total) + of(eps))))
+
+
+def adam_rows(
+    values: Sequence[Floats],
+    means: Sequence[Floats],
+    squares: Sequence[Floats],
+    steps: Sequence[Ints],
+    rows: Ints,
+    gradient: Floats,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> None:
+    """One step of Adam (Kingma, Ba 2015, algorithm 1) on distinct ``rows``, each with a step count t of its own.
+
+    t += 1; m += (1 - beta1) * (g - m); v = beta2 * v + (1 - beta2) * g^2;
+    value -= lr / (1 - beta1^t) * (m / (sqrt(v) / sqrt(1 - beta2^t) + eps)).
+    """
+    if not len(rows):
+        return
+    of = gradient.dtype.type
+    count = _get(steps, rows) + 1
+    _put(steps, rows, count)
+    mean = _get(means, rows)
+    mean = mean + of(1 - beta1) * (gradient - mean)
+    _put(means, rows, mean)
+    square = of(beta2) * _get(squares, rows) + of(1 - beta2) * (gradient * gradient)
+    _put(squares, rows, square)
+    rate = (lr / (1 - _powers(beta1, count))).astype(gradient.dtype)
+    root = np.sqrt(1 - _powers(beta2, count)).astype(gradient.dtype)
+    _put(values, rows, _get(values, rows) - rate * (mean / (np.sqrt(square) / root + of(eps))))
+
+
+def _home(keys: Ints, mask: int) -> Ints:
+    return (mix64_words(keys.view(np.uint64)) & np.uint64(mask)).astype(np.int64)
+
+
+def _probe(slots: Ints, at: int, key: np.int64) -> int:
+    while slots[at, 1] >= 0 and slots[at, 0] != key:
+        at = (at + 1) & (len(slots) - 1)
+    return at
+
+
+def _get(blocks: Sequence[npt.NDArray[Any]], rows: Ints) -> npt.NDArray[Any]:
+    block, within = np.divmod(rows, len(blocks[0]))
+    out = np.empty((len(rows), blocks[0].shape[1]), blocks[0].dtype)
+    for k in np.unique(block):
+        out[block == k] = blocks[k][within[block == k]]
+    return out
+
+
+def _put(blocks: Sequence[npt.NDArray[Any]], rows: Ints, values: npt.NDArray[Any]) -> None:
+    block, within = np.divmod(rows, len(blocks[0]))
+    for k in np.unique(block):
+        blocks[k][within[block == k]] = values[block == k]
+
+
+def _powers(base: float, exponents: Ints) -> npt.NDArray[np.float64]:
+    """``base ** exponents`` by repeated squaring, so that every backend rounds alike."""
+    out, square, left = np.ones(exponents.shape), np.float64(base), exponents.copy()
+    while left.any():
+        np.multiply(out, square, out=out, where=(left & 1) == 1)
+        square, left = square * square, left >> 1
+    return out

@@ -1,0 +1,121 @@
+"""The torch module: what forward gives, what backward leaves with the table, and that evaluation only reads."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from thinrow.core.errors import InputError
+from thinrow.embeddings import DynamicTable, Embedding
+
+
+def embedding(dim=3, dtype=np.float64, **parameters):
+    return Embedding(DynamicTable(dim, dtype=dtype, **parameters))
+
+
+def gradients(module):
+    """Gradient by key of what waits for the optimizer."""
+    rows, sums = module.table.take_gradient()
+    return dict(zip(module.table.keys()[rows].tolist(), sums.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_vectors_of_keys_of_any_shape(dtype):
+    module = embedding(dtype=dtype)
+    keys = torch.tensor([[[7, -1], [7, 2**63 - 1]]])
+    out = module(keys)
+    assert out.shape == (1, 2, 2, 3)
+    assert out.dtype == torch.from_numpy(np.empty(0, dtype)).dtype
+    expected = module.table.read(module.table.rows(keys.flatten().numpy(), insert=False))
+    np.testing.assert_array_equal(out.detach().numpy().reshape(-1, 3), expected)
+    assert module(torch.tensor(7)).shape == (3,)
+    assert module(torch.empty(0, 4, dtype=torch.int64)).shape == (0, 4, 3)
+    assert len(module.table) == 3
+    assert module(keys.transpose(1, 2)).equal(out.transpose(1, 2))
+
+
+def test_gradients_are_those_of_a_dense_embedding():
+    module = embedding(dim=4)
+    random = np.random.default_rng(0)
+    keys = torch.from_numpy(random.integers(0, 9, (5, 6)))
+    weights = torch.from_numpy(random.normal(size=(5, 6, 4)))
+    dense = torch.nn.Embedding(9, 4, dtype=torch.float64)
+    module(torch.arange(9))
+    with torch.no_grad():
+        dense.weight.copy_(torch.from_numpy(module.table.read(np.arange(9))))
+    for model in (module, dense):
+        (model(keys).tanh() * weights).sum().backward()
+    rows, sums = module.table.take_gradient()
+    assert rows.tolist() == sorted(set(keys.flatten().tolist()))
+    np.testing.assert_allclose(sums, dense.weight.grad.numpy()[rows], rtol=1e-13, atol=1e-15)
+
+
+def test_calls_and_passes_accumulate():
+    module = embedding(dim=1)
+    a, b = module(torch.tensor([5, 6])), module(torch.tensor([6, 5, 6]))
+    (a.sum() + 10 * b.sum()).backward(retain_graph=True)
+    assert gradients(module) == {5: [11.0], 6: [21.0]}
+    a.sum().backward()
+    b[0].sum().backward()
+    assert gradients(module) == {5: [1.0], 6: [2.0]}
+
+
+def test_evaluation_only_reads():
+    module = embedding()
+    known = module(torch.tensor([1, 2])).detach()
+    before = module.table.state()
+    module.eval()
+    out = module(torch.tensor([[2, 9], [1, -4]]))
+    assert not out.requires_grad
+    assert out[0, 0].equal(known[1])
+    assert out[1, 0].equal(known[0])
+    assert not out[:, 1].any()
+    after = module.table.state()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert module.table.take_gradient() is None
+
+
+def test_training_without_gradients_inserts():
+    module = embedding()
+    with torch.no_grad():
+        assert not module(torch.tensor([3])).requires_grad
+    assert module.table.keys().tolist() == [3]
+
+
+def test_the_dense_optimizer_and_the_state_dict_see_nothing():
+    module = torch.nn.Sequential(embedding(), torch.nn.Linear(3, 1, dtype=torch.float64))
+    module(torch.tensor([3]))
+    assert [name for name, _ in module.named_parameters()] == ["1.weight", "1.bias"]
+    assert sorted(module.state_dict()) == ["1.bias", "1.weight"]
+
+
+def test_a_copy_is_a_table_of_its_own():
+    module = embedding()
+    module(torch.tensor([3]))
+    other = copy.deepcopy(module)
+    other(torch.tensor([4]))
+    other.table.values.blocks[0][0] = 7
+    assert module.table.keys().tolist() == [3]
+    assert not np.any(module.table.read(np.array([0])) == 7)
+    assert "rows=2" in repr(other)
+
+
+def test_a_gradient_that_is_not_finite_names_the_key():
+    module = embedding()
+    out = module(torch.tensor([3, -(2**63)]))
+    with pytest.raises(InputError, match=f"gradient of key {-(2**63)} is nan in column 1"):
+        (out[1, 1] * float("nan")).backward()
+    assert module.table.take_gradient() is None
+
+
+def test_keys_are_int64_on_the_cpu():
+    for keys in (
+        torch.tensor([1], dtype=torch.int32),
+        torch.tensor([1.0]),
+        torch.empty(1, dtype=torch.int64, device="meta"),
+    ):
+        with pytest.raises(InputError, match="must be int64 on the CPU"):
+            embedding()(keys)
