@@ -18,23 +18,42 @@ import click
 @click.option("--weeks", type=click.IntRange(1, 53), help="Only the first so many weeks of the year (10 or more).")
 @click.option("--households", type=click.IntRange(1), help="Only so many of the 2,469 households.")
 @click.option(
+    "--git",
+    type=click.Path(path_type=Path),
+    help="Run on the history of this git checkout instead: which files will the next commit touch?",
+)
+@click.option("--max-commits", type=click.IntRange(1), help="Only its newest so many commits.  [default: 20000]")
+@click.option(
     "--seed", type=int, default=0, show_default=True, help="Of the sampled candidates and the reader's order."
 )
-def command(out: Path, weeks: int | None, households: int | None, seed: int) -> None:
-    """Run the whole loop on a year of real shopping data, and report what it proves and costs.
+def command(
+    out: Path, weeks: int | None, households: int | None, git: Path | None, max_commits: int | None, seed: int
+) -> None:
+    """Run the whole loop on real data, and report what it proves and costs.
 
     A year of purchases (the Complete Journey) is ingested in time order and compacted daily; about 77,000 baskets are
     requests with promoted products as candidates. Every request's history is rebuilt from the last generation and
     compared, element for element, with the fat row written at request time. Ends with OUT/report.html and
     OUT/report.json; exit status 1 where a history differs. Takes some minutes; needs thinrow[demo].
+
+    With --git the data is the history of a git checkout: authors are users, changes of files are events, and a commit
+    is a request with files as candidates. Events are late where a commit date lies after its author date.
     """
     from rich.console import Console
 
     from thinrow.cli.demo.job import DemoConfig, run_demo
     from thinrow.cli.demo.report import print_summary, write_report
 
+    for name, value, is_at_home in (
+        ("--weeks", weeks, git is None),
+        ("--households", households, git is None),
+        ("--max-commits", max_commits, git is not None),
+    ):
+        if value is not None and not is_at_home:
+            raise click.UsageError(f"{name} goes {'without' if git else 'with'} --git; leave one of them out")
     console = Console()
-    report = run_demo(DemoConfig(out, weeks, households, seed), console)
+    config = DemoConfig(out=out, weeks=weeks, households=households, git=git, max_commits=max_commits, seed=seed)
+    report = run_demo(config, console)
     write_report(report, out)
     print_summary(report, console)
     console.print(f"The report, with plots: {out / 'report.html'}", highlight=False, soft_wrap=True)

@@ -1,20 +1,23 @@
 """The rival: fat rows, one Parquet row a request that holds a copy of its whole visible history.
 
-Written from the raw purchases with NumPy and pyarrow alone: nothing here passes through thinrow's store, so a fat row
-is the oracle of a rebuilt history as well as its competitor. Tuned in good faith:
+Written from the raw events with NumPy and pyarrow alone: nothing here passes through thinrow's store, so a fat row is
+the oracle of a rebuilt history as well as its competitor. Tuned in good faith:
 
 - values plain-encoded, zstd level 3, pages of 4 MB: across neighbouring rows of one user the codec removes most copies
   (measured: 49 MB sorted by user against 498 MB in arrival order, before candidates);
-- strings as int32 codes of a dictionary kept once in the file's metadata, null as -1: no offsets, no copies on reading;
+- strings as int32 codes of a dictionary kept once in the file's metadata, compressed; null as -1: no offsets, no copies
+  on reading;
 - no element is nullable, no statistics.
 
 Worked example: household 7 bought at 10, 20 and 30 ms; its request at 30 ms has the row ``event_ts = [10, 20]``, and
-the newest one of it is ``[20]``.
+the newest one of it is ``[20]``. Where the event of 20 ms became known only after that request, the row is ``[10]``.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,10 +30,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from thinrow.cli.demo.retail import RetailData
+from thinrow.cli.demo.data import DemoData
 from thinrow.core.errors import InputError
-from thinrow.core.ragged import ranges_index
-from thinrow.core.users import bucket_of
+from thinrow.core.ragged import offsets_of, ranges_index
+from thinrow.core.users import Users, bucket_of, distinct
 from thinrow.jagged import Column, Jagged
 
 #: A row group ends at the first row with which it holds so many history events: about 40 MB in memory.
@@ -38,20 +41,27 @@ GROUP_EVENTS = 500_000
 _PAGE_BYTES = 4 << 20
 _ZSTD_LEVEL = 3
 _DICTIONARIES = b"thinrow.demo.dictionaries"
+_COUNT_EVENTS = 4_000_000
 #: Stands for null in every fat column; no value of the data is negative.
 NULL = -1
 
 
 @dataclass(frozen=True, slots=True)
 class FatRowSource:
-    """All purchases by (user, time), of which the history of any request is a slice, and the requests' candidates.
+    """All events by (user, event_ts, arrival), where the history of each request is, and the requests' candidates.
+
+    The history of request r is the events ``[start[r], stop[r])`` whose ``arrival`` is below ``bound[r]``; without late
+    events that is all of them.
 
     Attributes:
         request_id: (R,) int64.
-        users: (R,) int64.
+        users: (R,) ids.
         request_ts: (R,) int64 ms.
         start: (R,) int64 first event of the request's user in ``columns`` (inclusive).
         stop: (R,) int64 first event that is not before the request (exclusive end).
+        bound: (R,) int64 arrival of the first event that the request could not know (exclusive).
+        lengths: (R,) int64 number of visible events.
+        arrival: (E,) int64 rank of each event in order of arrival, from 0.
         columns: ``event_ts`` and the event columns, (E,) each; strings as codes, null as -1.
         scalars: context fields, (R,) each.
         candidates: candidate fields and ``label_<outcome>``, R rows each.
@@ -59,27 +69,32 @@ class FatRowSource:
     """
 
     request_id: npt.NDArray[np.int64]
-    users: npt.NDArray[np.int64]
+    users: Users
     request_ts: npt.NDArray[np.int64]
     start: npt.NDArray[np.int64]
     stop: npt.NDArray[np.int64]
+    bound: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    arrival: npt.NDArray[np.int64]
     columns: dict[str, npt.NDArray[Any]]
     scalars: dict[str, npt.NDArray[Any]]
     candidates: dict[str, Jagged]
     dictionaries: dict[str, pa.Array]
 
     @classmethod
-    def of(cls, data: RetailData, candidates: dict[str, Jagged]) -> FatRowSource:
+    def of(cls, data: DemoData, candidates: dict[str, Jagged]) -> FatRowSource:
         """The fat rows of ``data``; ``candidates`` adds to the requests' own (its arrays may be filled in later)."""
         r = data.requests
-        order = np.argsort(data.users, kind="stable")
-        users, event_ts = data.users[order], data.event_ts[order]
-        everyone = np.unique(users)
-        span = int(max(event_ts.max(initial=0), r.request_ts.max(initial=0))) + 1
-        key = np.searchsorted(everyone, users) * span + event_ts
-        household = np.searchsorted(everyone, r.users)
-        columns = {"event_ts": event_ts}
-        columns |= {n: filled(c)[order] for n, c in data.columns.items()}
+        everyone, user = distinct(data.users)
+        order = np.lexsort((data.event_ts, user))
+        user, event_ts = user[order], data.event_ts[order]
+        # Ranks of times, not times: a user's number times the span of a bad date could exceed 63 bits.
+        times = np.unique(np.concatenate([event_ts, r.request_ts]))
+        asking = np.searchsorted(everyone, r.users)
+        key = user * len(times) + np.searchsorted(times, event_ts)
+        start = np.searchsorted(user, asking)
+        stop = np.searchsorted(key, asking * len(times) + np.searchsorted(times, r.request_ts))
+        bound = data.bundle_offsets[r.bundle]
         lists = {f"cand_{n}": j for n, j in (r.candidates | candidates).items()}
         lists |= {f"label_{n}": j for n, j in r.labels.items()}
         dictionaries = {n: c.dictionary for n, c in data.columns.items() if c.dictionary is not None}
@@ -89,32 +104,42 @@ class FatRowSource:
             request_id=r.request_id,
             users=r.users,
             request_ts=r.request_ts,
-            start=np.searchsorted(users, r.users),
-            stop=np.searchsorted(key, household * span + r.request_ts),
-            columns=columns,
+            start=start,
+            stop=stop,
+            bound=bound,
+            lengths=_count_known(user, order, start, stop, bound),
+            arrival=order,
+            columns={"event_ts": event_ts} | {n: filled(c)[order] for n, c in data.columns.items()},
             scalars={f"ctx_{n}": c.values for n, c in r.context.items()},
             candidates=lists,
             dictionaries=dictionaries,
         )
 
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """(R,) number of visible events of each request."""
-        return self.stop - self.start
+    def history(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Positions in ``columns`` of the histories of the requests ``rows``, one after another, and their offsets."""
+        index, offsets = ranges_index(self.start[rows], self.stop[rows])
+        lengths = self.lengths[rows]
+        if int(lengths.sum()) == len(index):
+            return index, offsets
+        known = self.arrival[index] < np.repeat(self.bound[rows], np.diff(offsets))
+        return index[known], offsets_of(lengths)
 
     @property
     def schema(self) -> pa.Schema:
         """Arrow schema of the rows, with the dictionaries in its metadata."""
-        fields = [pa.field(n, pa.int64(), nullable=False) for n in ("request_id", "user_id", "request_ts")]
+        user = pa.int64() if self.users.dtype == np.int64 else pa.string()
+        keys = {"request_id": pa.int64(), "user_id": user, "request_ts": pa.int64()}
+        fields = [pa.field(n, kind, nullable=False) for n, kind in keys.items()]
         fields += [pa.field(n, pa.from_numpy_dtype(v.dtype), nullable=False) for n, v in self.scalars.items()]
         fields += [_list_field(n, v.dtype) for n, v in self.columns.items()]
         fields += [_list_field(n, j.values.dtype) for n, j in self.candidates.items()]
         words = {n: d.to_pylist() for n, d in self.dictionaries.items()}
-        return pa.schema(fields, metadata={_DICTIONARIES: json.dumps(words).encode()})
+        packed = base64.b64encode(zlib.compress(json.dumps(words).encode()))
+        return pa.schema(fields, metadata={_DICTIONARIES: packed})
 
     def table(self, rows: npt.NDArray[np.int64], schema: pa.Schema) -> pa.Table:
         """The fat rows of the requests ``rows``, in that order."""
-        index, offsets = ranges_index(self.start[rows], self.stop[rows])
+        index, offsets = self.history(rows)
         arrays = [pa.array(a[rows]) for a in (self.request_id, self.users, self.request_ts, *self.scalars.values())]
         for name, values in self.columns.items():
             arrays.append(_list_array(values[index], offsets, schema.field(name).type))
@@ -122,6 +147,26 @@ class FatRowSource:
             taken = jagged.take(rows)
             arrays.append(_list_array(taken.values, taken.offsets, schema.field(name).type))
         return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _count_known(
+    user: npt.NDArray[np.int64],
+    arrival: npt.NDArray[np.int64],
+    start: npt.NDArray[np.int64],
+    stop: npt.NDArray[np.int64],
+    bound: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """(R,) how many of the events ``[start, stop)`` of each request arrived before its bound."""
+    lengths = stop - start
+    # The latest arrival among a user's events up to each: where it is below the bound, so are all before it.
+    latest = np.maximum.accumulate(user * len(user) + arrival) - user * len(user)
+    late = np.flatnonzero((lengths > 0) & (latest[stop - 1] >= bound)) if len(user) else np.empty(0, np.int64)
+    part = np.cumsum(lengths[late]) // _COUNT_EVENTS
+    for rows in np.split(late, np.flatnonzero(np.diff(part)) + 1):
+        index, offsets = ranges_index(start[rows], stop[rows])
+        known = offsets_of(arrival[index] < np.repeat(bound[rows], np.diff(offsets)))
+        lengths[rows] = known[offsets[1:]] - known[offsets[:-1]]
+    return lengths
 
 
 def filled(column: Column) -> npt.NDArray[Any]:
@@ -193,7 +238,7 @@ class FatRowWriter:
 def write_sorted(path: Path, source: FatRowSource, n_buckets: int) -> None:
     """All fat rows by (bucket, user, request time); a row group holds rows of one bucket."""
     bucket = bucket_of(source.users, n_buckets)
-    order = np.lexsort((source.request_ts, source.users, bucket))
+    order = np.lexsort((source.request_ts, distinct(source.users)[1], bucket))
     cuts = np.flatnonzero(np.diff(bucket[order])) + 1
     with FatRowWriter(path, source) as writer:
         for rows in np.split(order, cuts):
@@ -247,7 +292,7 @@ class FatRowReader:
         self._threads = threads
         self._cache: OrderedDict[int, FatBatch] = OrderedDict()
         self._cache_groups = cache_groups
-        words = json.loads(self._file.schema_arrow.metadata[_DICTIONARIES])
+        words = json.loads(zlib.decompress(base64.b64decode(self._file.schema_arrow.metadata[_DICTIONARIES])))
         self.dictionaries: dict[str, pa.Array] = {n: pa.array(w, pa.string()) for n, w in words.items()}
         self.n_groups: int = self._file.num_row_groups
         self.request_id: npt.NDArray[np.int64] = self._file.read(columns=["request_id"])["request_id"].to_numpy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,15 @@ def speed_findings(report: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
+def longest(report: Mapping[str, Any]) -> str:
+    """How long histories get, in one sentence."""
+    return f"The longest history that a request saw has {count(report['longest_history'])} events."
+
+
 def lengths(name: str) -> str:
     """``"16"`` -> ``"newest 16"``; ``"1024"`` -> ``"newest 1,024"``; ``"all"`` -> ``"all"``."""
     return name if name == "all" else f"newest {int(name):,}"
+
+
+#: What is said after the tables, in this order; each gives nothing where the report has no figures for it.
+FINDINGS: tuple[Callable[[Mapping[str, Any]], list[Finding]], ...] = (byte_findings, speed_findings)

@@ -73,8 +73,9 @@ class Rebuild:
         )
 
     def shared(self, newest: int | None, *, verify: bool = True) -> tuple[Rate, Loader]:
-        """Time to batches of shared views: each history is delivered as a slice of its user's one copy."""
-        return self._timed(self.reader(newest, verify=verify), lambda h: int((h.stop - h.start).sum()))
+        """Time to batches of shared views: each history is delivered as a slice of its user's one copy, and where late
+        events lie in a slice, with the finding of those that are visible."""
+        return self._timed(self.reader(newest, verify=verify), lambda h: int(h.lengths().sum()))
 
     def copies(self, newest: int | None) -> Rate:
         """Time to batches with a copy of every column for every example, as fat rows give them."""

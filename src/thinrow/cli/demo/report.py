@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from thinrow.cli.demo.findings import (
+    FINDINGS,
     RIVALS,
     STORES,
-    byte_findings,
     exactness,
     lengths,
+    longest,
     percent,
     rate,
     seconds,
-    speed_findings,
     stored,
     written,
 )
@@ -40,14 +40,16 @@ def print_summary(report: Mapping[str, Any], console: Console) -> None:
     proof = exactness(report)
     colour = "green" if proof.verdict == "ahead" else "red"
     console.print(f"\n[bold {colour}]{proof.text}[/bold {colour}]\n", highlight=False)
-    console.print(_bytes_table(report))
-    console.print(_speed_table(report))
-    console.print(_verification_table(report))
-    for finding in byte_findings(report) + speed_findings(report):
+    console.print(longest(report) + "\n", highlight=False)
+    for table in TABLES:
+        if (shown := table(report)) is not None:
+            console.print(shown)
+    for finding in (f for say in FINDINGS for f in say(report)):
         console.print(f" {_MARKS[finding.verdict]} {finding.text}", highlight=False)
     top = sorted(((s, n) for n, s in report["seconds"].items() if n != "total"), reverse=True)[:6]
     slowest = ", ".join(f"{n.replace('_', ' ')} {seconds(s)}" for s, n in top)
     console.print(f"\n{seconds(report['seconds']['total'])} in all: {slowest}.", highlight=False)
+    console.print(" ".join(report["data"]["notes"]), highlight=False)
 
 
 def _table(title: str, first: str, *columns: str) -> Table:
@@ -91,3 +93,7 @@ def _verification_table(report: Mapping[str, Any]) -> Table:
             percent(v["mixed_stripes_share"]),
         )
     return table
+
+
+#: The tables of the summary, in this order; one gives None where the report has no figures for it.
+TABLES: tuple[Callable[[Mapping[str, Any]], Table | None], ...] = (_bytes_table, _speed_table, _verification_table)

@@ -13,7 +13,6 @@ Two baskets of one household at one second are two requests, and neither sees th
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from thinrow.cli.demo.data import DemoData, Requests, Words, cross_fields, cut_at_share
 from thinrow.cli.demo.promotions import (
     LOCATIONS,
     Promotions,
@@ -32,7 +32,7 @@ from thinrow.cli.demo.promotions import (
     sample_candidates,
 )
 from thinrow.core.errors import InputError, MissingExtraError
-from thinrow.core.units import HOUR_MS
+from thinrow.core.units import DAY_MS, HOUR_MS
 from thinrow.jagged import Column, Jagged
 from thinrow.schema import ColumnSpec, EventSchema, ExampleSchema, FieldSpec, Trait
 
@@ -40,6 +40,8 @@ from thinrow.schema import ColumnSpec, EventSchema, ExampleSchema, FieldSpec, Tr
 FIRST_REQUEST_WEEK = 8
 #: A request has at least so many candidates, and at least so many that were not bought.
 MIN_CANDIDATES, MIN_OTHERS = 20, 10
+#: So many weeks at the end are held out, of a year or most of it.
+HELD_OUT_WEEKS = 6
 #: A purchase within an hour of the request counts as its outcome; here it follows at once.
 OUTCOME_WINDOW_MS = HOUR_MS
 
@@ -74,77 +76,24 @@ ITEM_FIELDS = (
     FieldSpec("product_category", "string"),
     FieldSpec("manufacturer_id", "int32"),
 )
-CROSS_FIELDS = (
-    FieldSpec("bought_before", "int8"),
-    FieldSpec("days_since_bought", "int32"),
-    FieldSpec("times_bought", "int32"),
-    FieldSpec("category_count", "int32"),
-)
+CROSS_NAMES = ("bought_before", "days_since_bought", "times_bought", "category_count")
 
 _PROFILE = ("age", "income", "household_size")
 
 EXAMPLE_SCHEMA = ExampleSchema(
     context=(FieldSpec("store_id", "int32"), FieldSpec("week", "int8"), *(FieldSpec(n, "string") for n in _PROFILE)),
-    candidates=ITEM_FIELDS + CROSS_FIELDS,
+    candidates=ITEM_FIELDS + cross_fields(CROSS_NAMES),
     item="product_id",
     outcomes=(("bought", OUTCOME_WINDOW_MS),),
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """Requests in time order.
-
-    Attributes:
-        request_id: (R,) int64, the basket id.
-        users: (R,) int64 household.
-        request_ts: (R,) int64 ms.
-        basket: (R,) int64 row of the basket in ``RetailData.basket_offsets``.
-        context: name -> (R,) Column.
-        candidates: name -> R rows; the fields of ``ITEM_FIELDS``.
-        labels: "bought" -> R rows of int8.
-    """
-
-    request_id: npt.NDArray[np.int64]
-    users: npt.NDArray[np.int64]
-    request_ts: npt.NDArray[np.int64]
-    basket: npt.NDArray[np.int64]
-    context: dict[str, Column]
-    candidates: dict[str, Jagged]
-    labels: dict[str, Jagged]
-
-    def __len__(self) -> int:
-        return len(self.request_id)
-
-
-@dataclass(frozen=True, slots=True)
-class RetailData:
-    """Attributes:
-    event_schema: schema of the purchases.
-    example_schema: schema of the requests.
-    users: (E,) int64 household of each purchase, in order of (time, basket, line).
-    event_ts: (E,) int64 ms.
-    columns: name -> (E,) Column, the columns of ``event_schema``.
-    basket_offsets: (B + 1,) int64; basket b's purchases are ``[basket_offsets[b], basket_offsets[b + 1])``.
-    requests: the baskets that are requests.
-    """
-
-    event_schema: EventSchema
-    example_schema: ExampleSchema
-    users: npt.NDArray[np.int64]
-    event_ts: npt.NDArray[np.int64]
-    columns: dict[str, Column]
-    basket_offsets: npt.NDArray[np.int64]
-    requests: Requests
-
-    def __len__(self) -> int:
-        return len(self.users)
-
-    def to_arrow(self) -> pa.Table:
-        """The purchases as a table whose columns are the input columns that ``event_schema`` names."""
-        names = (self.event_schema.user_column, self.event_schema.time_column)
-        arrays = {names[0]: pa.array(self.users), names[1]: pa.array(self.event_ts).cast(pa.timestamp("ms", "UTC"))}
-        return pa.table(arrays | {n: c.to_arrow() for n, c in self.columns.items()})
+_WORDS = Words(
+    source="the Complete Journey",
+    events="purchases",
+    users="households",
+    steps="days",
+    notes=("Times of the data are naive, taken as UTC.",),
+)
 
 
 def data_folder() -> Path:
@@ -159,7 +108,7 @@ def data_folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "data"
 
 
-def load_retail(weeks: int | None = None, households: int | None = None, seed: int = 0) -> RetailData:
+def load_retail(weeks: int | None = None, households: int | None = None, seed: int = 0) -> DemoData:
     """Read the data and build its events and requests.
 
     Args:
@@ -191,7 +140,31 @@ def load_retail(weeks: int | None = None, households: int | None = None, seed: i
             columns[spec.name] = Column(lines[spec.name].astype(spec.numpy_dtype))
         else:
             columns[spec.name] = _joined(Column.from_arrow(products[spec.name], spec.dtype), row)
-    return RetailData(EVENT_SCHEMA, EXAMPLE_SCHEMA, users, event_ts, columns, offsets, requests)
+    return DemoData(
+        event_schema=EVENT_SCHEMA,
+        example_schema=EXAMPLE_SCHEMA,
+        users=users,
+        event_ts=event_ts,
+        columns=columns,
+        bundle_offsets=offsets,
+        arrival_ts=event_ts[offsets[:-1]],
+        requests=requests,
+        item="product_id",
+        group="product_category",
+        cross=CROSS_NAMES,
+        outcome="bought",
+        step_ms=DAY_MS,
+        cut_ms=_cut_ms(lines["week"], event_ts, requests.request_ts),
+        words=_WORDS,
+    )
+
+
+def _cut_ms(week: npt.NDArray[np.int64], event_ts: npt.NDArray[np.int64], request_ts: npt.NDArray[np.int64]) -> int:
+    """The day (UTC) on which the last weeks begin; where those are more than a sixth, of the last requests."""
+    last_week = int(week.max(initial=0))
+    if last_week < 6 * HELD_OUT_WEEKS:
+        return cut_at_share(request_ts) // DAY_MS * DAY_MS
+    return int(event_ts[week > last_week - HELD_OUT_WEEKS].min()) // DAY_MS * DAY_MS
 
 
 def _read_lines(folder: Path, weeks: int | None, households: int | None) -> dict[str, npt.NDArray[Any]]:
@@ -265,7 +238,7 @@ def _requests(
         request_id=request_id,
         users=households,
         request_ts=lines["transaction_timestamp"][line],
-        basket=baskets,
+        bundle=baskets,
         context=context | _profile(folder, households),
         candidates=_candidates(promotions, sample, products),
         labels={"bought": Jagged(Column(sample.bought), sample.offsets)},

@@ -11,8 +11,9 @@ import pytest
 
 from thinrow.cli.demo import fat_rows
 from thinrow.cli.demo.compare import count_altered, count_mismatches
+from thinrow.cli.demo.data import DemoData
 from thinrow.cli.demo.fat_rows import FatRowReader, FatRowSource, FatRowWriter, filled, write_sorted
-from thinrow.cli.demo.retail import RetailData, load_retail
+from thinrow.cli.demo.retail import load_retail
 from thinrow.core.errors import InputError
 from thinrow.core.users import bucket_of
 from thinrow.jagged import Column, Events, Jagged, SharedHistories
@@ -20,12 +21,12 @@ from thinrow.jagged.events import never_hidden
 
 
 @pytest.fixture(scope="module")
-def data() -> RetailData:
+def data() -> DemoData:
     return load_retail(weeks=10, households=40)
 
 
 @pytest.fixture(scope="module")
-def source(data: RetailData) -> FatRowSource:
+def source(data: DemoData) -> FatRowSource:
     offsets = data.requests.candidates["product_id"].offsets
     return FatRowSource.of(data, {"times_bought": Jagged(Column(np.arange(offsets[-1], dtype=np.int32)), offsets)})
 
@@ -35,7 +36,7 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fat_rows, "GROUP_EVENTS", 1_000)
 
 
-def test_rows_in_arrival_order(data: RetailData, source: FatRowSource, tmp_path: Path, small_groups: None) -> None:
+def test_rows_in_arrival_order(data: DemoData, source: FatRowSource, tmp_path: Path, small_groups: None) -> None:
     path = tmp_path / "fat.parquet"
     n = len(data.requests)
     with FatRowWriter(path, source) as writer:
@@ -87,7 +88,7 @@ def test_read_by_request(source: FatRowSource, tmp_path: Path, small_groups: Non
         next(reader.fetch(np.array([-5])))
 
 
-def _histories(data: RetailData, source: FatRowSource) -> SharedHistories:
+def _histories(data: DemoData, source: FatRowSource) -> SharedHistories:
     order = np.argsort(data.users, kind="stable")
     users, counts = np.unique(data.users, return_counts=True)
     events = Events(
@@ -103,7 +104,7 @@ def _histories(data: RetailData, source: FatRowSource) -> SharedHistories:
     return SharedHistories(events, user_of, source.start, source.stop, np.full(n, len(data)), np.ones(n, np.bool_))
 
 
-def test_comparison_counts_differing_examples(data: RetailData, source: FatRowSource, tmp_path: Path) -> None:
+def test_comparison_counts_differing_examples(data: DemoData, source: FatRowSource, tmp_path: Path) -> None:
     write_sorted(tmp_path / "fat.parquet", source, n_buckets=4)
     reader = FatRowReader(tmp_path / "fat.parquet", list(source.columns))
     assert reader.n_groups == 4

@@ -31,6 +31,13 @@ def report() -> dict[str, Any]:
     }
     rates = {"thinrow_shared": 4e7, "thinrow_copies": 2e7, "fat_rows_sorted": 1e7, "fat_rows_arrival_order": 1e6}
     return {
+        "data": {
+            "source": "the <data>",
+            "events": "visits",
+            "users": "guests",
+            "steps": "days",
+            "notes": ["So it is."],
+        },
         "requests": 100,
         "versions_verified": 100,
         "mismatches": 0,
@@ -38,6 +45,7 @@ def report() -> dict[str, Any]:
         "events": 2_000,
         "users": 10,
         "history_events": 50_000,
+        "longest_history": 1_234,
         "candidates": 2_000,
         "inline_events": 30,
         "generations": 4,

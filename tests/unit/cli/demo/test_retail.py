@@ -7,15 +7,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from thinrow.cli.demo.data import DemoData
 from thinrow.cli.demo.promotions import LOCATIONS
-from thinrow.cli.demo.retail import MIN_CANDIDATES, MIN_OTHERS, RetailData, data_folder, load_retail
+from thinrow.cli.demo.retail import MIN_CANDIDATES, MIN_OTHERS, data_folder, load_retail
 from thinrow.core.errors import InputError
+from thinrow.core.units import DAY_MS
 
 WEEKS, HOUSEHOLDS = 9, 30
 
 
 @pytest.fixture(scope="module")
-def data() -> RetailData:
+def data() -> DemoData:
     return load_retail(weeks=WEEKS, households=HOUSEHOLDS, seed=3)
 
 
@@ -31,7 +33,7 @@ def promoted() -> dict[tuple[int, int], dict[int, tuple[str, str]]]:
     return result
 
 
-def test_events_are_the_purchases_in_time_order(data: RetailData) -> None:
+def test_events_are_the_purchases_in_time_order(data: DemoData) -> None:
     raw = pq.read_table(data_folder() / "transactions.parquet", filters=pc.field("week") <= WEEKS)
     first = sorted(set(raw["household_id"].to_pylist()))[:HOUSEHOLDS]
     raw = raw.filter(pc.field("household_id").isin(first))
@@ -48,7 +50,7 @@ def test_events_are_the_purchases_in_time_order(data: RetailData) -> None:
 
 
 def test_a_request_is_a_basket_that_bought_a_promoted_product(
-    data: RetailData, promoted: dict[tuple[int, int], dict[int, tuple[str, str]]]
+    data: DemoData, promoted: dict[tuple[int, int], dict[int, tuple[str, str]]]
 ) -> None:
     table = data.to_arrow()
     bought: dict[int, set[int]] = {}
@@ -59,7 +61,7 @@ def test_a_request_is_a_basket_that_bought_a_promoted_product(
     r = data.requests
     assert len(r) > 20
     assert sorted(r.request_id.tolist()) == sorted(bought)
-    assert np.array_equal(data.event_ts[data.basket_offsets[r.basket]], r.request_ts)
+    assert np.array_equal(data.event_ts[data.bundle_offsets[r.bundle]], r.request_ts)
     products, labels = r.candidates["product_id"], r.labels["bought"]
     display, mailer = r.candidates["display_location"], r.candidates["mailer_location"]
     for i, request in enumerate(r.request_id.tolist()):
@@ -72,7 +74,7 @@ def test_a_request_is_a_basket_that_bought_a_promoted_product(
         assert places == [shown[p] for p in row]
 
 
-def test_a_sample_depends_on_seed_and_request_alone(data: RetailData) -> None:
+def test_a_sample_depends_on_seed_and_request_alone(data: DemoData) -> None:
     fewer = load_retail(weeks=WEEKS, households=10, seed=3).requests
     rows = np.flatnonzero(np.isin(data.requests.request_id, fewer.request_id))
     for name, jagged in fewer.candidates.items():
@@ -88,3 +90,17 @@ def test_no_requests_before_the_first_week() -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(InputError, match="weeks=0; it must be 1 or more"):
         load_retail(weeks=0)
+
+
+def test_the_last_requests_are_held_out(data: DemoData) -> None:
+    assert data.cut_ms % DAY_MS == 0
+    assert np.array_equal(data.held_out, data.requests.request_ts >= data.cut_ms)
+    assert 0.1 < data.held_out.mean() < 0.5
+
+
+def test_of_a_year_the_last_six_weeks_are_held_out() -> None:
+    data = load_retail(households=12)
+    week = data.columns["week"].values
+    assert np.array_equal(np.unique(week[data.event_ts >= data.cut_ms + DAY_MS]), np.arange(48, 54))
+    assert np.all(week[data.event_ts < data.cut_ms] <= 47)
+    assert 0.08 < data.held_out.mean() < 0.2
