@@ -80,9 +80,10 @@ def test_no_request_left_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("data_of", ["retail", "git"])
-def test_rounds_hold_each_user_once_and_keep_its_order(data_of: str, repo: Path) -> None:
+def test_rounds_hold_one_request_of_a_user_and_keep_its_order(data_of: str, repo: Path) -> None:
     data = load_retail(weeks=10, households=300) if data_of == "retail" else load_git(repo)
     first = data.bundle_offsets[:-1]
+    asks = set(data.requests.bundle.tolist())
     seen: dict[object, int] = {}
     n_bundles, last_end, was_held_out = 0, -1, False
     for step in replay.steps_of(data):
@@ -96,11 +97,15 @@ def test_rounds_hold_each_user_once_and_keep_its_order(data_of: str, repo: Path)
         last_end, was_held_out = step.end_ms, step.is_held_out
         for bundles in step.rounds:
             users = data.users[first[bundles]].tolist()
-            assert len(set(users)) == len(users)
+            here: set[object] = set()
             for user, bundle in zip(users, bundles.tolist(), strict=True):
                 assert seen.get(user, -1) < bundle
+                assert user not in here or bundle not in asks
+                here.add(user)
                 seen[user] = bundle
             n_bundles += len(bundles)
+        # No round but the first is there without need.
+        assert all(asks & set(bundles.tolist()) for bundles in step.rounds[1:])
     assert was_held_out
     assert n_bundles == len(first)
 

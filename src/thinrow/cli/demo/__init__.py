@@ -1,1 +1,1 @@
-"""``thinrow demo``: a year of real shopping, replayed, rebuilt and compared with fat rows of the same requests."""
+"""``thinrow demo``: real events, replayed, rebuilt and compared with fat rows of the same requests."""

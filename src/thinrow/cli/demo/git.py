@@ -306,7 +306,7 @@ def _notes(log: CommitLog, n_late: int, kept_share: float) -> tuple[str, ...]:
         notes.append(f"{percent(kept_share)} of the requests were kept, by lot: fat rows of all would be too large.")
     if log.n_clamped:
         notes.append(
-            f"{count(log.n_clamped)} commits have a date that cannot be (before 1970, in the future, or committed "
-            "before it was made); the nearest possible one was taken."
+            f"Commits with a date that cannot be (before 1970, in the future, or of the commit before the author's): "
+            f"{count(log.n_clamped)}; the nearest possible one was taken."
         )
     return tuple(notes)

@@ -1,9 +1,10 @@
 """The data again: requests, events and compactions in the order in which they became known.
 
-A step (a day of shopping, say) is cut into rounds, so that each user has at most one bundle in a round: its first of
-the step in round 0, its second in round 1. In a round all requests are answered before any event is appended, as each
-user's own order asks; users do not see each other. Worked example: households 7 and 9 shop on Monday, 7 twice. Round 0
-answers both, then appends both baskets; round 1 answers 7, whose first basket is recent by now, and appends its second.
+A step (a day of shopping, say) is cut into rounds, so that each user has at most one request in a round, with the first
+of its bundles there. In a round all requests are answered before any event is appended, as each user's own order asks;
+users do not see each other. Worked example: households 7 and 9 shop on Monday, 7 three times, and the second of these
+is no request. Round 0 answers both, then appends both first baskets and 7's second; round 1 answers 7, whose first two
+baskets are recent by now, and appends its third.
 
 The replay goes in two parts, before the cut and from it on, so that a model can be trained on what was known at the cut
 and asked for every request after it.
@@ -87,8 +88,10 @@ def steps_of(data: DemoData) -> list[Step]:
     fresh = np.ones(len(order), np.bool_)
     fresh[1:] = (step[order][1:] != step[order][:-1]) | (user[order][1:] != user[order][:-1])
     starts = np.flatnonzero(fresh)
+    # A user's round in a step: the requests that it made in it after its first bundle.
+    asks = np.cumsum(np.isin(order, data.requests.bundle))
     rank = np.empty(len(order), np.int64)
-    rank[order] = bundle - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    rank[order] = asks - np.repeat(asks[starts], np.diff(np.append(starts, len(order))))
     by_round = np.lexsort((bundle, rank, step))
     found = []
     for part in np.split(by_round, np.flatnonzero(np.diff(step[by_round])) + 1) if len(step) else []:
