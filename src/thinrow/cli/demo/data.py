@@ -150,8 +150,8 @@ class DemoData:
         return pa.table(arrays | {n: c.to_arrow() for n, c in self.columns.items()})
 
     def small_part(self, n_users: int, n_bundles: int) -> DemoData:
-        """The first ``n_bundles`` bundles of the ``n_users`` users with the fewest events, of those with requests among
-        them; of the same types throughout, and cut in the middle."""
+        """The first ``n_bundles`` bundles of those ``n_users`` users who have the most requests among theirs; of the
+        same types throughout, and cut in the middle."""
         everyone, code = distinct(self.users[self.bundle_offsets[:-1]])
         order = np.argsort(code, kind="stable")
         starts = np.searchsorted(code[order], np.arange(len(everyone)))
@@ -160,9 +160,8 @@ class DemoData:
         early = rank < n_bundles
         asks = np.zeros(len(code), np.bool_)
         asks[self.requests.bundle] = True
-        size = np.bincount(code, np.diff(self.bundle_offsets) * early, len(everyone))
-        has_requests = np.bincount(code, asks & early, len(everyone)) > 0
-        chosen = np.argsort(np.where(has_requests, size, np.inf), kind="stable")[: min(n_users, has_requests.sum())]
+        n_requests = np.bincount(code[asks & early], minlength=len(everyone))
+        chosen = np.argsort(-n_requests, kind="stable")[: min(n_users, np.count_nonzero(n_requests))]
         return self._of_bundles(np.flatnonzero(np.isin(code, chosen) & early))
 
     def _of_bundles(self, bundles: npt.NDArray[np.int64]) -> DemoData:

@@ -164,7 +164,7 @@ def _warm_up(data: DemoData, learn: Learn | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = DemoConfig(out=Path(folder), n_buckets=2)
         _prepare(config.out)
-        part = data.small_part(n_users=6, n_bundles=60)
+        part = data.small_part(n_users=6, n_bundles=40)
         _run(config, part, Stages(Console(quiet=True)), learn, is_warm_up=True)
 
 

@@ -184,7 +184,7 @@ def _method(report: Mapping[str, Any]) -> str:
         f"{count(report['candidates'])} candidates; {count(o['labelled'])} outcomes joined. "
         f"{escape(' '.join(report['data']['notes']))} "
         "Fat rows: Parquet, plain encoding, zstd level 3, strings as codes. "
-        "Figures are of one run; run <code>make demo</code> for your own."
+        "Figures are of one run; run <code>thinrow demo</code> for your own."
     )
     return f"<footer>{words}</footer>"
 
