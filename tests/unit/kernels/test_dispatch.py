@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import subprocess
 import sys
@@ -17,7 +16,8 @@ from thinrow.kernels import BACKENDS, KERNELS, active, kernel, use
 def test_backends_have_the_same_kernels(name: str) -> None:
     parameters: list[list[str]] = []
     for backend in BACKENDS:
-        found = getattr(importlib.import_module(f"thinrow.kernels.{backend}.{KERNELS[name]}"), name)
+        with use(backend):
+            found = kernel(name)
         signature = inspect.signature(getattr(found, "py_func", found)).parameters
         if not any(p.kind is p.VAR_POSITIONAL for p in signature.values()):
             parameters.append(list(signature))
