@@ -17,7 +17,10 @@ COMMANDS = {
     "read": ("read", "Print or export histories as of a time."),
     "verify": ("verify", "Check every byte of a store."),
     "inspect": ("inspect", "Show one user's history, versions and segments."),
-    "demo": ("demo.command", "Run the whole loop on a year of real shopping data."),
+    "train": ("train", "Train a ranker on the examples of a table."),
+    "evaluate": ("evaluate", "Score examples with a checkpoint: NE, AUC, GAUC."),
+    "rank": ("rank", "Rank requests with a checkpoint, and log the impressions."),
+    "demo": ("demo.command", "Run the whole loop on real data: a year of shopping, or a git history."),
 }
 
 

@@ -17,10 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
+from thinrow.core.errors import InputError, MissingExtraError
 
-from thinrow.core.errors import InputError
+try:
+    from torch import Tensor
+    from torch.utils.data import IterableDataset, get_worker_info
+except ModuleNotFoundError as error:
+    raise MissingExtraError("torch", "train") from error
+
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.client import Loader
 from thinrow.jagged import Column, Jagged

@@ -18,10 +18,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from thinrow.core.errors import InputError
+from thinrow.core.errors import InputError, MissingExtraError
+
+try:
+    import torch
+    from torch import Tensor
+except ModuleNotFoundError as error:
+    raise MissingExtraError("torch", "train") from error
+
 from thinrow.jagged.column import Column
 from thinrow.jagged.jagged import Jagged
 from thinrow.jagged.passes import Passes, plan_passes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -34,7 +35,7 @@ def random_histories(
     n = int(offsets[-1])
     event_ts = np.concatenate([np.sort(rng.integers(0, 50, k)) for k in lengths] or [np.empty(0)]).astype(np.int64)
     arrival, hidden = np.empty(n, np.int64), np.full(n, NEVER, np.int64)
-    for a, b in zip(offsets[:-1], offsets[1:], strict=True):
+    for a, b in itertools.pairwise(offsets):
         order = np.arange(b - a) + np.where(rng.random(b - a) < late, rng.integers(0, 10, b - a), 0)
         arrival[a:b][np.argsort(order, kind="stable")] = np.arange(1, b - a + 1)
         corrected = rng.random(b - a) < late / 4
@@ -44,7 +45,8 @@ def random_histories(
     user_of, request_ts = rng.integers(0, n_users, n_requests), rng.integers(0, 60, n_requests)
     bound = rng.integers(0, lengths[user_of] + 1) if n_users else np.empty(0, np.int64)
     seen = [_window(events, *r, max_len, align) for r in zip(user_of, request_ts, bound, strict=True)]
-    start, stop, exact = (np.array([s[i] for s in seen], t) for i, t in enumerate((np.int64, np.int64, np.bool_)))
+    start, stop = (np.array([s[i] for s in seen], np.int64) for i in (0, 1))
+    exact = np.array([s[2] for s in seen], np.bool_)
     return SharedHistories(events, user_of, start, stop, bound, exact), request_ts
 
 

@@ -42,14 +42,8 @@ def test_requests_share_a_pass_if_and_only_if_the_rule_allows_it(seed: int) -> N
 
 
 def test_a_pass_is_no_longer_than_its_longest_request_needs() -> None:
-    events = Events(
-        np.array([7]),
-        np.array([0, 5]),
-        np.arange(5),
-        np.arange(1, 6),
-        np.full(5, NEVER),
-        {"item": Column(np.arange(5))},
-    )
+    item = {"item": Column(np.arange(5))}
+    events = Events(np.array([7]), np.array([0, 5]), np.arange(5), np.arange(1, 6), np.full(5, NEVER), item)
     ends = np.array([2, 4])
     shared = SharedHistories(
         events, np.zeros(2, np.int64), np.zeros(2, np.int64), ends, np.full(2, 5), np.ones(2, np.bool_)

@@ -1,0 +1,52 @@
+"""The embedded inputs of a ranker: one look-up a batch in one table, keys of a token side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from thinrow.embeddings import DynamicTable, Embedding
+from thinrow.models.inputs import InputSpec, RankerInputs
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Vectors of F keys of width d beside each event (E), request (X) and candidate (C), and their N numbers."""
+
+    event_EFd: Tensor
+    context_XFd: Tensor
+    candidate_CFd: Tensor
+    event_EN: Tensor
+    context_XN: Tensor
+    candidate_CN: Tensor
+
+
+class InputEmbedding(nn.Module):
+    """Embeds all keys of a batch in one look-up.
+
+    Attributes:
+        event_width: F * d + N of an event; likewise ``context_width`` and ``candidate_width``.
+    """
+
+    def __init__(self, spec: InputSpec, table: DynamicTable) -> None:
+        super().__init__()
+        self.embedding = Embedding(table)
+        widths = {d: len(spec.keys[d]) * table.dim + len(spec.numbers[d]) for d in spec.keys}
+        self.event_width, self.context_width = widths["history"], widths["ctx"]
+        self.candidate_width = widths["cand"]
+
+    def forward(self, inputs: RankerInputs) -> Embedded:
+        """Vectors in the table's dtype."""
+        keys = inputs.event_keys, inputs.context_keys, inputs.candidate_keys
+        vectors = self.embedding(torch.cat([k.reshape(-1) for k in keys]))
+        split = torch.split(vectors, [k.numel() for k in keys])
+        event, context, candidate = (v.view(*k.shape, vectors.shape[1]) for v, k in zip(split, keys, strict=True))
+        numbers = inputs.event_numbers, inputs.context_numbers, inputs.candidate_numbers
+        return Embedded(event, context, candidate, *(n.to(vectors.dtype) for n in numbers))
+
+
+def flat(vectors: Tensor, numbers: Tensor) -> Tensor:
+    """(n, F, d) and (n, N) -> (n, F * d + N)."""
+    return torch.cat([vectors.flatten(1), numbers], dim=1)

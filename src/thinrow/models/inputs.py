@@ -1,0 +1,172 @@
+"""What a ranker reads: keys to embed and numbers, beside events, requests and candidates, from a plan's outputs.
+
+Worked example. A plan with the outputs ``product`` (history), ``item``, ``price`` (cand) and ``store`` (ctx), of which
+``price`` is a number. Two requests of one user with three events, two candidates and one::
+
+    event_keys      (3, 1) int64      each event once, whatever the number of requests
+    context_keys    (2, 1)            candidate_keys (3, 1)      candidate_numbers (3, 1) float32
+    example_of      [0, 0, 1]         candidate -> request
+
+Keys are 64 bits in one table: hash each field under a seed of its own, and the same field of events and candidates
+under the same. A null is key 0. Serving and training make these inputs by this one function, so they are equal bit
+for bit.
+
+Shape letters: E events, X examples (requests), C candidates, F fields, N numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from thinrow.core.errors import InputError
+from thinrow.core.ragged import ranges_index
+from thinrow.features import FeaturePlan
+from thinrow.features.node import DOMAINS, Domain
+from thinrow.jagged import Column, Jagged, SharedHistories
+from thinrow.jagged.torch import TorchHistories, tensor
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """Names of the outputs that a model reads.
+
+    Attributes:
+        keys: domain -> names of outputs that are 64-bit keys.
+        numbers: domain -> names of outputs that are dense numbers.
+    """
+
+    keys: Mapping[Domain, tuple[str, ...]]
+    numbers: Mapping[Domain, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, plan: FeaturePlan, numbers: Iterable[str] = ()) -> InputSpec:
+        """All outputs of a plan, those in ``numbers`` as numbers, the others as keys.
+
+        Raises:
+            InputError: ``numbers`` names what the plan does not have, or nothing stands beside candidates.
+        """
+        dense = set(numbers)
+        unknown = sorted(dense - set(plan.outputs))
+        if unknown:
+            raise InputError(f"numbers={unknown[0]!r} is no output of the plan; it has {', '.join(plan.outputs)}")
+        by_domain = {d: [n for n in plan.outputs if plan.domain(n) == d] for d in DOMAINS}
+        if not by_domain["cand"]:
+            raise InputError(
+                "no output of the plan stands beside candidates; a ranker needs one, as Hash(Source('cand.X'))"
+            )
+        return cls(
+            {d: tuple(n for n in names if n not in dense) for d, names in by_domain.items()},
+            {d: tuple(n for n in names if n in dense) for d, names in by_domain.items()},
+        )
+
+
+class RankerInputs:
+    """The inputs of X requests with C candidates in all.
+
+    Args:
+        spec: which outputs to read.
+        histories: X examples, derived columns of the plan among those of the events.
+        features: the other outputs of the plan.
+        request_ts: (X,) ms.
+        share: one pass for the requests of a user where the rule allows it; False for one each.
+
+    Attributes:
+        event_keys: (E, F) int64; ``event_numbers`` (E, N) float32; ``event_ts`` (E,) int64 ms.
+        context_keys: (X, F) int64; ``context_numbers`` (X, N) float32; ``request_ts`` (X,) int64 ms.
+        candidate_keys: (C, F) int64; ``candidate_numbers`` (C, N) float32.
+        offsets: (X + 1,) int64, the candidates of each request.
+        histories: what each request sees of the events.
+
+    Raises:
+        InputError: an output is missing, text, or a float that is not listed as a number.
+    """
+
+    def __init__(
+        self,
+        spec: InputSpec,
+        histories: SharedHistories,
+        features: Mapping[str, Column | Jagged],
+        request_ts: npt.NDArray[np.int64],
+        *,
+        share: bool = True,
+    ) -> None:
+        rows = [features[n] for n in (*spec.keys["cand"], *spec.numbers["cand"]) if n in features]
+        jagged = [r for r in rows if isinstance(r, Jagged)]
+        if not jagged:
+            raise InputError("no candidate feature among the outputs; apply the plan that the model was made with")
+        self.offsets = jagged[0].offsets
+        self.histories = TorchHistories(histories, share=share)
+        n_events, n_examples, n_candidates = len(histories.events), len(histories), int(self.offsets[-1])
+        beside: dict[Domain, tuple[Mapping[str, Column | Jagged], int]] = {
+            "history": (histories.events.columns, n_events),
+            "ctx": (features, n_examples),
+            "cand": (features, n_candidates),
+        }
+        keys = {d: _stack(found, spec.keys[d], n, np.int64) for d, (found, n) in beside.items()}
+        numbers = {d: _stack(found, spec.numbers[d], n, np.float32) for d, (found, n) in beside.items()}
+        self.event_keys, self.context_keys, self.candidate_keys = keys["history"], keys["ctx"], keys["cand"]
+        self.event_numbers, self.context_numbers = numbers["history"], numbers["ctx"]
+        self.candidate_numbers = numbers["cand"]
+        self.event_ts = self.histories.event_ts
+        self.request_ts = tensor(request_ts)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def example_of(self) -> Tensor:
+        """(C,) int64, the request of each candidate."""
+        return tensor(np.repeat(np.arange(len(self)), np.diff(self.offsets)))
+
+    def fingerprints(self) -> list[str]:
+        """For each request 32 hex digits over every input that its scores depend on: events that it sees, in order,
+        with their times; its context, time and candidates, in order. Equal inputs, bit for bit, have equal ones."""
+        passes = self.histories.passes
+        start = passes.offsets[passes.pass_of]
+        index, ends = ranges_index(start, start + passes.visible)
+        events = [t.numpy()[passes.index[index]] for t in (self.event_keys, self.event_numbers, self.event_ts)]
+        requests = [t.numpy() for t in (self.context_keys, self.context_numbers, self.request_ts)]
+        candidates = [t.numpy() for t in (self.candidate_keys, self.candidate_numbers)]
+        found = []
+        for x in range(len(self)):
+            parts = [a[ends[x] : ends[x + 1]] for a in events] + [a[x : x + 1] for a in requests]
+            parts += [a[self.offsets[x] : self.offsets[x + 1]] for a in candidates]
+            found.append(_digest(parts))
+        return found
+
+
+def _digest(parts: Sequence[npt.NDArray[np.generic]]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(f"{part.dtype.str}{part.shape}".encode())
+        digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()
+
+
+def _stack(
+    found: Mapping[str, Column | Jagged], names: Sequence[str], n: int, dtype: type[np.int64] | type[np.float32]
+) -> Tensor:
+    out = np.zeros((n, len(names)), dtype)
+    for i, name in enumerate(names):
+        if name not in found:
+            raise InputError(f"output {name!r} of the plan is not there; there are {', '.join(found)}")
+        value = found[name]
+        column = value.column if isinstance(value, Jagged) else value
+        kind = "text" if column.dictionary is not None else column.values.dtype.kind
+        if kind not in "iu" and (dtype is np.int64 or kind == "text"):
+            raise InputError(
+                f"output {name!r} is {'text' if kind == 'text' else column.values.dtype}, not an integer key; hash or "
+                "bucketize it in the plan, or list a float in the model's numbers"
+            )
+        if len(column) != n:
+            raise InputError(f"output {name!r} has {len(column)} values beside {n}; candidate fields must be alike")
+        values = column.values if column.valid is None else np.where(column.valid, column.values, 0)
+        out[:, i] = values
+    return tensor(out)

@@ -1,0 +1,168 @@
+"""RankerSpec: all that a ranker's weights mean, as data: model, feature plan, projection, names of the inputs.
+
+It travels in the checkpoint, so that who loads one asks the same columns, runs the same plan and builds the same
+module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from thinrow.core.errors import CheckpointMismatch, InputError, SchemaError
+from thinrow.embeddings import DynamicTable
+from thinrow.features import FeaturePlan
+from thinrow.models.dlrm import DLRM, DLRMConfig
+from thinrow.models.hstu import HSTUConfig, HSTURanker
+from thinrow.models.inputs import InputSpec
+from thinrow.schema import EventSchema, ExampleSchema, Projection
+
+ModelConfig = HSTUConfig | DLRMConfig
+
+#: Name in a checkpoint -> configuration and module.
+MODELS: dict[str, tuple[type[Any], type[nn.Module]]] = {"hstu": (HSTUConfig, HSTURanker), "dlrm": (DLRMConfig, DLRM)}
+
+_MODEL, _TABLE = "model.", "table."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankerSpec:
+    """Attributes:
+    model: configuration of the module.
+    plan: its outputs are the inputs of the module.
+    projection: what it reads of a history.
+    label: the outcome that it predicts.
+    numbers: outputs of the plan that are dense numbers; the others are keys to embed.
+    dim: width of an embedding.
+    """
+
+    model: ModelConfig
+    plan: FeaturePlan
+    projection: Projection
+    label: str
+    numbers: tuple[str, ...] = ()
+    dim: int = 16
+
+    @property
+    def name(self) -> str:
+        """The model's name in ``MODELS``."""
+        return next(n for n, (config, _) in MODELS.items() if isinstance(self.model, config))
+
+    @property
+    def inputs(self) -> InputSpec:
+        """Which outputs of the plan are read as what."""
+        return InputSpec.of(self.plan, self.numbers)
+
+    def build(self, seed: int = 0) -> tuple[nn.Module, DynamicTable]:
+        """A new module and its table; equal seeds give equal weights, whatever torch drew before."""
+        table = DynamicTable(self.dim, seed=seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = MODELS[self.name][1](self.model, self.inputs, table)
+        return module, table
+
+    def restore(self, tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[nn.Module, DynamicTable]:
+        """Module and table with the weights of a checkpoint (``saved`` reversed).
+
+        Raises:
+            CheckpointMismatch: the weights are not those of such a module.
+        """
+        module, table = self.build()
+        table.load_state({n.removeprefix(_TABLE): t for n, t in tensors.items() if n.startswith(_TABLE)})
+        weights = {n.removeprefix(_MODEL): as_tensor(t) for n, t in tensors.items() if n.startswith(_MODEL)}
+        wanted = module.state_dict()
+        for name, value in wanted.items():
+            if name not in weights or weights[name].shape != value.shape:
+                found = tuple(weights[name].shape) if name in weights else "nothing"
+                raise CheckpointMismatch(
+                    f"the checkpoint has {found} for the weight {name!r} of the {self.name} model, which has "
+                    f"{tuple(value.shape)}; it was written for another model: train again with `thinrow train`"
+                )
+        module.load_state_dict(weights)
+        return module, table
+
+    def check(self, events: EventSchema, trained_on: EventSchema) -> None:
+        """Hold a store's schema against that of the training run, for the columns that the model reads.
+
+        Raises:
+            SchemaError: a column is missing, or is another one under the same name.
+        """
+        for name in (c.name for c in self.projection.resolve(trained_on)):
+            ours = trained_on.column(name)
+            theirs = next((c for c in events.columns if c.name == name), None)
+            if theirs is None or (theirs.id, theirs.dtype) != (ours.id, ours.dtype):
+                found = "is missing" if theirs is None else f"has id {theirs.id} and dtype {theirs.dtype}"
+                raise SchemaError(
+                    f"column {name!r} of the store {found}; it was {ours.id} and {ours.dtype} in training; "
+                    "open the store that it was trained on, or train again with `thinrow train`"
+                )
+
+    def request_fields(self, schema: ExampleSchema) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the context fields and of the candidate fields that the plan reads, in the schema's order.
+
+        Raises:
+            SchemaError: the plan reads a field that the schema does not have.
+        """
+        sources = set(self.plan.sources)
+        context = tuple(f.name for f in schema.context if f"ctx.{f.name}" in sources)
+        candidates = tuple(f.name for f in schema.candidates if f"cand.{f.name}" in sources)
+        known = {f"ctx.{n}" for n in context} | {f"cand.{n}" for n in candidates}
+        lacking = sorted(s for s in sources if not s.startswith("history.") and s not in known)
+        if lacking:
+            raise SchemaError(f"the plan reads {lacking[0]!r}, which the schema of the examples does not have")
+        return context, candidates
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict; ``from_dict`` reverses it."""
+        plain = {
+            "model": {"name": self.name, **dataclasses.asdict(self.model)},
+            "plan": self.plan.to_dict(),
+            "projection": dataclasses.asdict(self.projection),
+            "label": self.label,
+            "numbers": list(self.numbers),
+            "dim": self.dim,
+        }
+        # Tuples become the lists that a JSON file gives back.
+        read_back: dict[str, Any] = json.loads(json.dumps(plain))
+        return read_back
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RankerSpec:
+        """Reverse of ``to_dict``. Raises InputError on anything else."""
+        try:
+            model = dict(data["model"])
+            name = model.pop("name")
+            if name not in MODELS:
+                raise InputError(f"no model {name!r}; there are {', '.join(MODELS)}")
+            projection: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in data["projection"].items()
+            }
+            return cls(
+                model=MODELS[name][0](**model),
+                plan=FeaturePlan.from_dict(data["plan"]),
+                projection=Projection(**projection),
+                label=data["label"],
+                numbers=tuple(data["numbers"]),
+                dim=data["dim"],
+            )
+        except (KeyError, TypeError, AttributeError) as e:
+            raise InputError(f"not a ranker's specification: {e!r}; write it with RankerSpec.to_dict") from e
+
+
+def saved(module: nn.Module, table: DynamicTable) -> dict[str, npt.NDArray[Any]]:
+    """The weights of both under the names that ``RankerSpec.restore`` reads."""
+    weights = {f"{_MODEL}{n}": t.detach().numpy() for n, t in module.state_dict().items()}
+    return weights | {f"{_TABLE}{n}": a for n, a in table.state().items()}
+
+
+def as_tensor(values: npt.NDArray[Any]) -> Tensor:
+    """The same numbers as a tensor of its own memory."""
+    return torch.from_numpy(np.array(values))

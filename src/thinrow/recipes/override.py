@@ -1,0 +1,57 @@
+"""Change one value of a configuration by its dotted name, from text; a typo fails and names what there is.
+
+Worked example: ``override(hstu_retail_small(), "ranker.model.layers", "3")`` is the same run with three layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, TypeVar
+
+from thinrow.core.errors import InputError
+
+T = TypeVar("T")
+
+
+def override(config: T, name: str, text: str) -> T:
+    """``config`` (nested frozen dataclasses) with one value changed.
+
+    Args:
+        name: dotted, as ``ranker.projection.max_len``.
+        text: JSON, or a bare word where the value is text: ``3``, ``null``, ``[64, 32]``, ``adam``.
+
+    Raises:
+        InputError: there is no such value, or the text is not of its type.
+    """
+    changed: T = _replace(config, name.split("."), name, text)
+    return changed
+
+
+def _replace(config: Any, path: list[str], name: str, text: str) -> Any:
+    fields = [f.name for f in dataclasses.fields(config)]
+    if path[0] not in fields:
+        raise InputError(f"no value {name!r} in the configuration; {type(config).__name__} has {', '.join(fields)}")
+    value = getattr(config, path[0])
+    if len(path) > 1:
+        if not dataclasses.is_dataclass(value):
+            raise InputError(f"{name!r} goes into {path[0]!r}, which is {value!r} and holds no further values")
+        return dataclasses.replace(config, **{path[0]: _replace(value, path[1:], name, text)})
+    return dataclasses.replace(config, **{path[0]: _parse(value, name, text)})
+
+
+def _parse(value: Any, name: str, text: str) -> Any:
+    if dataclasses.is_dataclass(value) or hasattr(value, "to_dict"):
+        raise InputError(f"{name!r} is a {type(value).__name__}; set one of its values, or write a recipe of your own")
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError:
+        parsed = text
+    if isinstance(parsed, list):
+        parsed = tuple(parsed)
+    if isinstance(value, float) and isinstance(parsed, int) and not isinstance(parsed, bool):
+        parsed = float(parsed)
+    # Values that may be None have no type to hold the text against; the dataclass checks them.
+    if value is not None and parsed is not None and type(parsed) is not type(value):
+        raise InputError(f"{name}={text} is of type {type(parsed).__name__}; {name} is {value!r}: give the like")
+    return parsed

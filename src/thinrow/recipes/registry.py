@@ -1,0 +1,49 @@
+"""Find a recipe by name, or in a file of the reader's own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from thinrow.core.errors import InputError
+from thinrow.recipes.git import dlrm_git_small, hstu_git_small
+from thinrow.recipes.retail import dlrm_retail_small, hstu_retail_small
+from thinrow.training import TrainConfig
+
+Recipe = Callable[[], TrainConfig]
+
+RECIPES: dict[str, Recipe] = {
+    r.__name__: r for r in (hstu_retail_small, dlrm_retail_small, hstu_git_small, dlrm_git_small)
+}
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe ``name``, or ``path/to/file.py:function``, whose file is run.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name in RECIPES:
+        return RECIPES[name]
+    file, _, function = name.rpartition(":")
+    if not file.endswith(".py"):
+        raise InputError(f"no recipe {name!r}; there are {', '.join(RECIPES)}, or give path/to/file.py:function")
+    if not Path(file).is_file():
+        raise InputError(f"no file {file!r} to take the recipe {function!r} from; check the path")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise InputError(f"{file} has no function {function!r}; write `def {function}() -> TrainConfig`")
+
+    def recipe() -> TrainConfig:
+        config = found()
+        if not isinstance(config, TrainConfig):
+            raise InputError(f"{name} returned a {type(config).__name__}; a recipe returns a TrainConfig")
+        return config
+
+    return recipe

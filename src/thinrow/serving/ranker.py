@@ -1,0 +1,223 @@
+"""Ranker: from a request to a ranked list and its impression, in one process.
+
+request -> snapshot of the history -> the plan that the model was trained with -> scores -> the best k -> impression
+log.
+
+Worked example. Users 7 and 9 ask at 3,000 ms, with two candidates and three, and the best two are wanted::
+
+    ranked = ranker.rank([100, 101], [7, 9], 3000, candidates={"item": [[12, 13], [11, 14, 15]]}, k=2)
+    ranked.candidates["item"]    [[13, 12], [14, 11]]      best first
+    ranked.scores                [[0.4, 0.1], [0.7, 0.3]]  probabilities
+
+The log then holds the two lists with the versions of both histories: training rebuilds exactly what was read here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from thinrow.checkpoints import Checkpoint, load
+from thinrow.core.errors import InputError, SchemaError
+from thinrow.core.ragged import offsets_of
+from thinrow.examples.log import ImpressionLog
+from thinrow.examples.records import Impressions
+from thinrow.features.featurize import featurize
+from thinrow.history.reconstruct import reconstruct
+from thinrow.history.snapshot import Snapshot
+from thinrow.history.store import HistoryStore
+from thinrow.jagged import Column, Jagged, SharedHistories
+from thinrow.models import RankerInputs, RankerSpec
+from thinrow.models.saved import SavedRanker
+from thinrow.schema import ExampleSchema, FieldSpec
+
+#: A candidate field of the log's schema that the ranker fills: the probability it gave.
+SCORE = FieldSpec("score", "float32")
+#: A context field of the log's schema that the ranker fills: 32 hex digits over all that the list's scores depend on.
+INPUT_DIGEST = FieldSpec("input_digest", "string")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The best candidates of X requests, best first.
+
+    Attributes:
+        request_id: (X,) int64.
+        candidates: name -> X rows.
+        scores: X rows of float32, the probability of the label.
+        position: X rows of int64, where each stood among the candidates of its request.
+        impressions: what was logged, or would be.
+    """
+
+    request_id: npt.NDArray[np.int64]
+    candidates: dict[str, Jagged]
+    scores: Jagged
+    position: Jagged
+    impressions: Impressions
+
+
+def served_schema(trained: ExampleSchema, spec: RankerSpec) -> ExampleSchema:
+    """The schema of a ranker's impression log: what its plan reads of a request, the item, score and input digest."""
+    context, candidates = spec.request_fields(trained)
+    wanted = {*candidates, trained.item}
+    return replace(
+        trained,
+        context=(*(f for f in trained.context if f.name in context), INPUT_DIGEST),
+        candidates=(*(f for f in trained.candidates if f.name in wanted), SCORE),
+    )
+
+
+class Ranker:
+    """Ranks with a checkpoint of ``thinrow train`` on a store.
+
+    Args:
+        store: whose histories are read.
+        checkpoint: one, or a folder of them: the newest.
+        log: where impressions go; its example schema must be ``schema``. None to log nothing.
+        arm: of the experiment, written into each impression.
+        model_version: written into each impression; by default the model's name and step.
+
+    Attributes:
+        spec: what the model reads.
+        schema: of the impressions.
+        request_schema: the fields of them that ``rank`` takes; it adds ``score`` and ``input_digest``.
+
+    Raises:
+        CheckpointNotFound, CorruptionError, CheckpointMismatch: there is no whole checkpoint of a ranker.
+        SchemaError: the store's columns are not those that the model was trained on, or the log has another schema.
+    """
+
+    def __init__(
+        self,
+        store: HistoryStore,
+        checkpoint: Checkpoint | str | os.PathLike[str],
+        *,
+        log: ImpressionLog | None = None,
+        arm: str = "",
+        model_version: str | None = None,
+    ) -> None:
+        found = checkpoint if isinstance(checkpoint, Checkpoint) else load(Path(checkpoint))
+        saved = SavedRanker.of(found.meta, found.tensors, found.path)
+        self.spec = saved.spec
+        self.spec.check(store.schema, saved.event_schema)
+        self.schema = served_schema(saved.example_schema, self.spec)
+        if log is not None and log.example_schema != self.schema:
+            raise SchemaError("the log has another example schema than this ranker; make it with ranker.schema")
+        self._module, self._inputs = saved.module, self.spec.inputs
+        self.request_schema = replace(
+            self.schema,
+            context=tuple(f for f in self.schema.context if f != INPUT_DIGEST),
+            candidates=tuple(f for f in self.schema.candidates if f != SCORE),
+        )
+        self._store, self._log, self._arm = store, log, arm
+        self.model_version = model_version or f"{self.spec.name}@{found.step}"
+
+    def rank(
+        self,
+        request_id: npt.ArrayLike,
+        users: object,
+        request_ts: npt.ArrayLike,
+        *,
+        candidates: Mapping[str, Jagged | Sequence[Sequence[Any]]],
+        context: Mapping[str, Column | Sequence[Any]] | None = None,
+        k: int = 10,
+        seen: Snapshot | None = None,
+    ) -> Ranked:
+        """Rank each request's candidates, and log the best ``k`` as its impression. Equal scores keep their order.
+
+        Args:
+            request_id: (X,) unique.
+            users: (X,) distinct ids of the store's kind: a user who asks twice needs two calls.
+            request_ts: (X,) ms, or one for all; events before it (exclusive) are read.
+            candidates: name -> X rows, for each candidate field of ``request_schema``.
+            context: name -> X values, for each context field.
+            k: how many to return; a request with fewer candidates gets all of them.
+            seen: a snapshot of just these requests, where the caller has taken it.
+
+        Raises:
+            InputError: k below 1, a user twice, a field is missing or unknown, rows do not match.
+            SchemaError: a value is not of its field's dtype.
+        """
+        if k < 1:
+            raise InputError(f"k={k}; it must be 1 or more")
+        seen = seen or self._store.snapshot(users, request_ts)
+        asked = Impressions.of(
+            self.request_schema,
+            request_id,
+            seen,
+            candidates=candidates,
+            context=context,
+            model_version=self.model_version,
+            arm=self._arm,
+            boundary=np.zeros(len(seen.requests), np.int64),
+        )
+        histories = reconstruct(seen.generation, seen.requests, self.spec.projection).histories
+        probability = self._score(histories, asked.context, asked.candidates, seen.requests.request_ts)
+        ranked = self._best(histories, asked, probability, k)
+        if self._log is not None:
+            self._log.append(ranked.impressions)
+        return ranked
+
+    def _read(
+        self,
+        histories: SharedHistories,
+        context: Mapping[str, Column],
+        candidates: Mapping[str, Jagged],
+        request_ts: npt.NDArray[np.int64],
+    ) -> RankerInputs:
+        return RankerInputs(
+            self._inputs, *featurize(self.spec.plan, histories, context, candidates, request_ts), request_ts
+        )
+
+    def _score(
+        self,
+        histories: SharedHistories,
+        context: Mapping[str, Column],
+        candidates: Mapping[str, Jagged],
+        request_ts: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.float32]:
+        if not len(candidates[self.schema.item].values):
+            return np.empty(0, np.float32)
+        with torch.inference_mode():
+            logits = self._module(self._read(histories, context, candidates, request_ts))
+            probability: npt.NDArray[np.float32] = torch.sigmoid(logits).numpy()
+        return probability
+
+    def _best(
+        self, histories: SharedHistories, asked: Impressions, probability: npt.NDArray[np.float32], k: int
+    ) -> Ranked:
+        rows, offsets = best(probability, asked.candidates[self.schema.item].offsets, k)
+        chosen = {n: Jagged(j.column.take(rows), offsets) for n, j in asked.candidates.items()}
+        scores = Jagged(Column(probability[rows]), offsets)
+        # The digest is that of the list as it is logged: what training will rebuild.
+        read = self._read(histories, asked.context, chosen, asked.snapshots.request_ts)
+        digest = Column.from_arrow(pa.array(read.fingerprints(), pa.string()), "string")
+        impressions = replace(
+            asked,
+            candidates=chosen | {SCORE.name: scores},
+            context=asked.context | {INPUT_DIGEST.name: digest},
+        )
+        first = np.repeat(asked.candidates[self.schema.item].offsets[:-1], np.diff(offsets))
+        return Ranked(asked.request_id, chosen, scores, Jagged(Column(rows - first), offsets), impressions)
+
+
+def best(
+    scores: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64], k: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Positions of each row's ``k`` highest scores, highest first, equal ones in their order; and the new offsets.
+
+    ``best([.1, .9, .5, .2], [0, 3, 4], 2)`` is ``([1, 2, 3], [0, 2, 3])``.
+    """
+    lengths = np.diff(offsets)
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    order = np.lexsort((-scores, row))
+    rank = np.arange(len(order)) - np.repeat(offsets[:-1], lengths)
+    return order[rank < k], offsets_of(np.minimum(lengths, k))

@@ -1,0 +1,74 @@
+"""TrainConfig: everything that settles a training run, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from thinrow.core.errors import InputError
+from thinrow.dpp import RowFilter
+from thinrow.models import RankerSpec
+
+_POSITIVE = ("epochs", "base_rows", "block", "checkpoint_every")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """With equal configs, stores and tables, runs on one machine have bit-identical losses.
+
+    Attributes:
+        ranker: model, feature plan, projection and label.
+        rows: which examples to train on.
+        epochs: passes over them.
+        seed: of the weights and of the reader's order.
+        base_rows: examples that a worker reads at a time.
+        block: base batches that are shuffled together and make a training batch.
+        dense_lr: learning rate of Adam on the module's weights.
+        sparse_lr: learning rate of Adagrad (``sparse_optimizer="adagrad"``) or Adam ("adam") on the table.
+        sparse_optimizer: which of the two.
+        checkpoint_every: steps between checkpoints.
+        keep: checkpoints that are kept, the newest ones.
+    """
+
+    ranker: RankerSpec
+    rows: RowFilter = field(default_factory=RowFilter)
+    epochs: int = 1
+    seed: int = 0
+    base_rows: int = 64
+    block: int = 4
+    dense_lr: float = 3e-3
+    sparse_lr: float = 0.05
+    sparse_optimizer: str = "adagrad"
+    checkpoint_every: int = 200
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name in (*_POSITIVE, "keep"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)}; it must be 1 or more")
+        for name in ("dense_lr", "sparse_lr"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name}={getattr(self, name)}; it must be above 0")
+        if self.sparse_optimizer not in ("adagrad", "adam"):
+            raise InputError(f"sparse_optimizer={self.sparse_optimizer!r}; there are adagrad and adam")
+
+    def with_history(self, max_len: int | None, align: int = 1) -> TrainConfig:
+        """The same run on the newest ``max_len`` events; see ``Projection``."""
+        projection = dataclasses.replace(self.ranker.projection, max_len=max_len, align=align)
+        return dataclasses.replace(self, ranker=dataclasses.replace(self.ranker, projection=projection))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict; ``from_dict`` reverses it."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return plain | {"ranker": self.ranker.to_dict(), "rows": dataclasses.asdict(self.rows)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TrainConfig:
+        """Reverse of ``to_dict``. Raises InputError on anything else."""
+        try:
+            plain = {**data, "ranker": RankerSpec.from_dict(data["ranker"]), "rows": RowFilter(**data["rows"])}
+            return cls(**plain)
+        except (KeyError, TypeError) as e:
+            raise InputError(f"not a training configuration: {e!r}; write it with TrainConfig.to_dict") from e

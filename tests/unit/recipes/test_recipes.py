@@ -1,0 +1,73 @@
+"""Recipes: found by name or in a file, and changed one value at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from thinrow.core.errors import InputError
+from thinrow.recipes.override import override
+from thinrow.recipes.registry import RECIPES, find_recipe
+from thinrow.recipes.retail import dlrm_retail_small, hstu_retail_small
+from thinrow.training import TrainConfig
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_a_recipe_is_data_that_survives_json(name: str) -> None:
+    config = find_recipe(name)()
+    again = TrainConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert again == config
+    module, _ = config.ranker.build()
+    assert sum(p.numel() for p in module.parameters()) > 0
+
+
+def test_values_change_by_their_dotted_names() -> None:
+    config = hstu_retail_small()
+    assert override(config, "epochs", "2").epochs == 2
+    assert override(config, "dense_lr", "1").dense_lr == 1.0
+    assert override(config, "ranker.model.layers", "3").ranker.model.layers == 3  # type: ignore[union-attr]
+    assert override(config, "ranker.projection.max_len", "64").ranker.projection.max_len == 64
+    assert override(config, "sparse_optimizer", "adam").sparse_optimizer == "adam"
+    assert override(dlrm_retail_small(), "ranker.model.hidden", "[8, 4]").ranker.model.hidden == (8, 4)  # type: ignore[union-attr]
+    assert override(config, "rows.until_ms", "null") == config
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("epoch", "2", "no value 'epoch'.*epochs"),
+        ("ranker.model.layer", "2", "no value 'ranker.model.layer'"),
+        ("epochs.x", "2", "holds no further values"),
+        ("epochs", "two", "is of type str"),
+        ("epochs", "true", "is of type bool"),
+        ("epochs", "1.5", "is of type float"),
+        ("epochs", "0", "epochs=0; it must be 1 or more"),
+        ("ranker.model", "3", "is a HSTUConfig; set one of its values"),
+        ("ranker.plan", "3", "is a FeaturePlan"),
+        ("sparse_optimizer", "sgd", "there are adagrad and adam"),
+    ],
+)
+def test_typos_fail(name: str, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        override(hstu_retail_small(), name, text)
+
+
+def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from thinrow.recipes.override import override\n"
+        "from thinrow.recipes.retail import hstu_retail_small\n"
+        "def wide():\n    return override(hstu_retail_small(), 'ranker.model.width', '64')\n"
+        "def wrong():\n    return 3\n"
+    )
+    assert find_recipe(f"{file}:wide")().ranker.model.width == 64  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="returned a int"):
+        find_recipe(f"{file}:wrong")()
+    with pytest.raises(InputError, match="no function 'narrow'"):
+        find_recipe(f"{file}:narrow")
+    with pytest.raises(InputError, match="no file"):
+        find_recipe(f"{tmp_path}/other.py:wide")
+    with pytest.raises(InputError, match="no recipe 'hstu'; there are hstu_retail_small"):
+        find_recipe("hstu")

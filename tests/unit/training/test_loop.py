@@ -1,0 +1,175 @@
+"""The training loop: it learns, repeats bit for bit, resumes as if never interrupted, and refuses what does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thinrow.checkpoints import load, steps
+from thinrow.core.errors import CheckpointMismatch, CheckpointNotFound, CorruptionError, InputError
+from thinrow.core.units import DAY_MS
+from thinrow.dpp import RowFilter
+from thinrow.features import FeaturePlan, Hash, Source
+from thinrow.models import SavedRanker
+from thinrow.testing.rankers import CONFIGS, world_config
+from thinrow.testing.world import World, make_world
+from thinrow.training import TrainConfig, Trainer, TrainResult, evaluate, score, train
+from thinrow.training.loop import LOG, loss_of
+
+both = pytest.mark.parametrize("name", sorted(CONFIGS))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+def run(world: World, config: TrainConfig, **arguments: Any) -> tuple[Trainer, TrainResult]:
+    with world.store() as store, world.table() as table:
+        return train(config, store, table, **arguments)
+
+
+@both
+def test_one_seed_gives_one_sequence_of_losses_whatever_the_readers_threads(world: World, name: str) -> None:
+    config = world_config(name)
+    _, first = run(world, config, threads=1)
+    _, again = run(world, config, threads=3)
+    _, other = run(world, dataclasses.replace(config, seed=1))
+    assert len(first.losses) == first.steps == 10
+    assert first.losses == again.losses
+    assert first.ne == again.ne
+    assert first.losses != other.losses
+    assert first.examples == 144
+    assert first.candidates == 144 * 8
+
+
+@both
+def test_it_learns_what_the_world_is_made_of(world: World, name: str) -> None:
+    cut = world.start_ms + 9 * DAY_MS
+    config = world_config(name, epochs=8, rows=RowFilter(until_ms=cut), dense_lr=0.01, sparse_lr=0.1)
+    trainer, _ = run(world, config)
+    with world.store() as store, world.table() as table:
+        found = evaluate(score(config.ranker, trainer.module, store, table, RowFilter(since_ms=cut)))
+    assert found.requests == 36
+    assert found.auc > 0.75
+    assert found.ne < 0.95
+
+
+@both
+@pytest.mark.parametrize("stop", [1, 4, 8])
+def test_a_run_resumed_at_a_checkpoint_has_the_losses_of_one_that_was_not_interrupted(
+    world: World, name: str, stop: int, tmp_path: Path
+) -> None:
+    config = world_config(name, checkpoint_every=1)
+    _, whole = run(world, config, out=tmp_path / "whole")
+    with world.store() as store, world.table() as table:
+        Trainer(config, store, table).run(tmp_path / "part", stop_after=stop)
+    # What a killed run leaves: steps beyond its checkpoint, the last line torn.
+    with (tmp_path / "part" / LOG).open("a") as log:
+        log.write('{"step": 99, "loss": 0.0}\n{"st')
+    _, rest = run(world, config, out=tmp_path / "part", resume=True)
+    assert whole.losses[stop:] == rest.losses
+    assert whole.ne == rest.ne
+    logs = [(tmp_path / f / LOG).read_text() for f in ("whole", "part")]
+    assert logs[0] == logs[1]
+    assert [json.loads(line)["loss"] for line in logs[0].splitlines()] == whole.losses
+    ends = [load(tmp_path / f) for f in ("whole", "part")]
+    assert ends[0].meta == ends[1].meta
+    for key, values in ends[0].tensors.items():
+        np.testing.assert_array_equal(values, ends[1].tensors[key])
+
+
+def test_resuming_reads_the_generation_and_snapshot_of_the_time_or_later_ones(world: World, tmp_path: Path) -> None:
+    shutil.copytree(world.store_path, tmp_path / "store")
+    moved = dataclasses.replace(world, store_path=tmp_path / "store")
+    config = world_config("dlrm", checkpoint_every=1)
+    _, whole = run(moved, config)
+    with moved.store() as store, moved.table() as table:
+        Trainer(config, store, table).run(tmp_path / "part", stop_after=4)
+        store.compact(full=True)
+    _, rest = run(moved, config, out=tmp_path / "part", resume=True)
+    assert whole.losses[4:] == rest.losses
+
+
+def test_the_loss_is_a_sum_over_the_labelled_candidates_divided_by_their_number() -> None:
+    logits, labels = torch.randn(50, dtype=torch.float64), torch.arange(50) % 3 == 0
+    p = torch.sigmoid(logits)
+    expected = -(torch.where(labels, p, 1 - p)).log().sum() / 50
+    torch.testing.assert_close(loss_of(logits, labels), expected)
+    parts = [loss_of(logits[a:b], labels[a:b]) * (b - a) / 50 for a, b in ((0, 7), (7, 50))]
+    torch.testing.assert_close(parts[0] + parts[1], expected)
+
+
+def test_checkpoints_are_kept_up_to_a_number_and_hold_the_readers_place(world: World, tmp_path: Path) -> None:
+    run(world, world_config("dlrm", checkpoint_every=2, keep=3), out=tmp_path)
+    assert steps(tmp_path) == [6, 8, 10]
+    assert load(tmp_path).meta["reader"]["t"] == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: dataclasses.replace(c, seed=1), "another 'seed'"),
+        (lambda c: dataclasses.replace(c, base_rows=4), "another 'base_rows'"),
+        (
+            lambda c: dataclasses.replace(
+                c, ranker=dataclasses.replace(c.ranker, plan=FeaturePlan({"c": Hash(Source("cand.item"))}))
+            ),
+            "another feature plan",
+        ),
+        (lambda c: c.with_history(5), "another 'ranker'"),
+    ],
+)
+def test_resuming_with_another_configuration_is_refused(
+    world: World, tmp_path: Path, change: Any, message: str
+) -> None:
+    config = world_config("dlrm")
+    with world.store() as store, world.table() as table:
+        Trainer(config, store, table).run(tmp_path, stop_after=2)
+    with pytest.raises(CheckpointMismatch, match=message):
+        run(world, change(config), out=tmp_path, resume=True)
+    with pytest.raises(InputError, match="holds checkpoints of an earlier run; pass --resume"):
+        run(world, config, out=tmp_path)
+
+
+def test_nothing_to_resume_and_nothing_to_train_on(world: World, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFound):
+        run(world, world_config("dlrm"), out=tmp_path, resume=True)
+    with pytest.raises(InputError, match="no example to train on"):
+        run(world, world_config("dlrm", rows=RowFilter(until_ms=0)))
+    config = world_config("dlrm")
+    other = dataclasses.replace(config, ranker=dataclasses.replace(config.ranker, label="click"))
+    with pytest.raises(InputError, match="label='click'; the table has the outcomes buy"):
+        run(world, other)
+
+
+def test_an_empty_evaluation_set_is_named(world: World) -> None:
+    config = world_config("dlrm")
+    module, _ = config.ranker.build()
+    with (
+        world.store() as store,
+        world.table() as table,
+        pytest.raises(InputError, match="the evaluation set is empty: no example passes"),
+    ):
+        score(config.ranker, module, store, table, RowFilter(since_ms=world.end_ms))
+
+
+def test_damaged_checkpoints_are_told_from_those_of_another_model(world: World, tmp_path: Path) -> None:
+    run(world, world_config("dlrm"), out=tmp_path / "run")
+    checkpoint = load(tmp_path / "run")
+    other = {k: v for k, v in checkpoint.tensors.items() if k != "model.top.0.weight"}
+    with pytest.raises(CheckpointMismatch, match=r"nothing for the weight 'top.0.weight' of the dlrm model"):
+        SavedRanker.of(checkpoint.meta, other, checkpoint.path)
+    with pytest.raises(CheckpointMismatch, match="is not the checkpoint of a ranker"):
+        SavedRanker.of({"step": 1}, checkpoint.tensors, checkpoint.path)
+    file = next(checkpoint.path.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CorruptionError):
+        load(checkpoint.path)
