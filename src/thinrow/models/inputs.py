@@ -35,7 +35,7 @@ from thinrow.jagged.torch import TorchHistories, tensor
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """Names of the outputs that a model reads.
+    """Names of the outputs that a model reads, in the order in which it reads them.
 
     Attributes:
         keys: domain -> names of outputs that are 64-bit keys.
@@ -56,7 +56,8 @@ class InputSpec:
         unknown = sorted(dense - set(plan.outputs))
         if unknown:
             raise InputError(f"numbers={unknown[0]!r} is no output of the plan; it has {', '.join(plan.outputs)}")
-        by_domain = {d: [n for n in plan.outputs if plan.domain(n) == d] for d in DOMAINS}
+        # By name, since a plan that was stored and read back may list its outputs in another order.
+        by_domain = {d: [n for n in sorted(plan.outputs) if plan.domain(n) == d] for d in DOMAINS}
         if not by_domain["cand"]:
             raise InputError(
                 "no output of the plan stands beside candidates; a ranker needs one, as Hash(Source('cand.X'))"

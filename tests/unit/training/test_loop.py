@@ -161,6 +161,21 @@ def test_an_empty_evaluation_set_is_named(world: World) -> None:
         score(config.ranker, module, store, table, RowFilter(since_ms=world.end_ms))
 
 
+@both
+def test_a_ranker_read_back_from_its_checkpoint_gives_the_scores_of_the_one_that_was_saved(
+    world: World, name: str, tmp_path: Path
+) -> None:
+    config = world_config(name, epochs=2)
+    trainer, _ = run(world, config, out=tmp_path)
+    checkpoint = load(tmp_path)
+    saved = SavedRanker.of(checkpoint.meta, checkpoint.tensors, checkpoint.path)
+    with world.store() as store, world.table() as table:
+        before = score(config.ranker, trainer.module, store, table)
+        after = score(saved.spec, saved.module, store, table)
+    np.testing.assert_array_equal(before.request_id, after.request_id)
+    np.testing.assert_array_equal(before.logits, after.logits)
+
+
 def test_damaged_checkpoints_are_told_from_those_of_another_model(world: World, tmp_path: Path) -> None:
     run(world, world_config("dlrm"), out=tmp_path / "run")
     checkpoint = load(tmp_path / "run")

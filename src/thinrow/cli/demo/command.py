@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from thinrow.cli.demo.job import Learn
 
 
 @click.command(name="demo")
@@ -26,15 +30,26 @@ import click
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Of the sampled candidates and the reader's order."
 )
+@click.option("--no-training", is_flag=True, help="The data half alone: no models, no serving, no torch.")
 def command(
-    out: Path, weeks: int | None, households: int | None, git: Path | None, max_commits: int | None, seed: int
+    out: Path,
+    weeks: int | None,
+    households: int | None,
+    git: Path | None,
+    max_commits: int | None,
+    seed: int,
+    no_training: bool,
 ) -> None:
     """Run the whole loop on real data, and report what it proves and costs.
 
     A year of purchases (the Complete Journey) is ingested in time order and compacted daily; about 77,000 baskets are
     requests with promoted products as candidates. Every request's history is rebuilt from the last generation and
-    compared, element for element, with the fat row written at request time. Ends with OUT/report.html and
-    OUT/report.json; exit status 1 where a history differs. Takes some minutes; needs thinrow[demo].
+    compared, element for element, with the fat row written at request time.
+
+    Before the last six weeks an HSTU ranker and a pooled DLRM are trained, on histories of 16, 128, 1,024 and all
+    events; from there on a ranker answers every request, and what it read online is compared, bit for bit, with what
+    training rebuilds. Ends with OUT/report.html and OUT/report.json; exit status 1 where a history or an input differs.
+    Takes some minutes; needs thinrow[demo].
 
     With --git the data is the history of a git checkout: authors are users, changes of files are events, and a commit
     is a request with files as candidates. Events are late where a commit date lies after its author date.
@@ -53,9 +68,19 @@ def command(
             raise click.UsageError(f"{name} goes {'without' if git else 'with'} --git; leave one of them out")
     console = Console()
     config = DemoConfig(out=out, weeks=weeks, households=households, git=git, max_commits=max_commits, seed=seed)
-    report = run_demo(config, console)
+    report = run_demo(config, console, None if no_training else _learner())
     write_report(report, out)
     print_summary(report, console)
     console.print(f"The report, with plots: {out / 'report.html'}", highlight=False, soft_wrap=True)
-    if report["mismatches"]:
+    if report["mismatches"] or report.get("online_offline_differences"):
         raise SystemExit(1)
+
+
+def _learner() -> Learn:
+    from thinrow.core.errors import MissingExtraError
+
+    try:
+        from thinrow.cli.demo.learn import DemoLearner
+    except MissingExtraError as e:
+        raise MissingExtraError("torch", "demo") from e
+    return DemoLearner

@@ -35,7 +35,10 @@ svg text.tick, svg text.axis { fill: var(--soft); } svg text.label { font-size: 
 svg text.value { font-weight: 600; } svg text.over { font-size: 10.5px; }
 .grid { stroke: var(--line); } .base { stroke: var(--soft); }
 rect.shared { fill: var(--shared); } rect.copies { fill: var(--copies); } rect.sorted { fill: var(--sorted); }
-rect.arrival { fill: var(--arrival); } rect.stage { fill: var(--stage); }
+rect.arrival { fill: var(--arrival); } circle.shared { fill: var(--shared); } circle.sorted { fill: var(--sorted); }
+polyline { fill: none; stroke-width: 2; } polyline.shared, line.shared { stroke: var(--shared); }
+polyline.sorted, line.sorted { stroke: var(--sorted); } line.shared, line.sorted { stroke-width: 1.5; }
+rect.stage { fill: var(--stage); }
 .legend { display: flex; flex-wrap: wrap; gap: 6px 18px; font-size: 13px; color: var(--soft); margin: 8px 0 0; }
 .legend i { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px; }
 .legend i.shared { background: var(--shared); } .legend i.copies { background: var(--copies); }

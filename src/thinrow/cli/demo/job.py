@@ -37,7 +37,17 @@ from thinrow.history.store import HistoryStore
 from thinrow.jagged import Jagged
 
 #: Everything that the job writes under its output folder; a run replaces what an earlier one left.
-_FOLDERS = ("store", "impressions", "outcomes", "examples", "fat_rows")
+_FOLDERS = (
+    "store",
+    "impressions",
+    "outcomes",
+    "examples",
+    "fat_rows",
+    "models",
+    "served",
+    "served_impressions",
+    "served_outcomes",
+)
 _MARK = ".thinrow-demo"
 
 

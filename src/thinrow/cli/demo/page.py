@@ -26,6 +26,7 @@ from thinrow.cli.demo.findings import (
     stored,
     written,
 )
+from thinrow.cli.demo.quality_page import quality_section, serving_section
 from thinrow.cli.demo.svg import Part, Row, grouped_bars, horizontal_bars
 from thinrow.core.units import format_bytes
 
@@ -190,7 +191,14 @@ def _method(report: Mapping[str, Any]) -> str:
 
 
 #: What stands between head and foot, in this order.
-SECTIONS: tuple[Callable[[Mapping[str, Any]], str], ...] = (_storage, _speed, _verification, _time)
+SECTIONS: tuple[Callable[[Mapping[str, Any]], str], ...] = (
+    _storage,
+    _speed,
+    _verification,
+    quality_section,
+    serving_section,
+    _time,
+)
 
 
 def _short_bytes(n: float) -> str:

@@ -24,6 +24,8 @@ from thinrow.cli.demo.findings import (
     written,
 )
 from thinrow.cli.demo.page import render
+from thinrow.cli.demo.quality import quality_findings
+from thinrow.cli.demo.quality_page import quality_table
 from thinrow.core.units import format_bytes
 
 _MARKS = {"ahead": "[green]+[/green]", "even": "[yellow]=[/yellow]", "behind": "[red]-[/red]"}
@@ -44,7 +46,7 @@ def print_summary(report: Mapping[str, Any], console: Console) -> None:
     for table in TABLES:
         if (shown := table(report)) is not None:
             console.print(shown)
-    for finding in (f for say in FINDINGS for f in say(report)):
+    for finding in (f for say in (*FINDINGS, quality_findings) for f in say(report)):
         console.print(f" {_MARKS[finding.verdict]} {finding.text}", highlight=False)
     top = sorted(((s, n) for n, s in report["seconds"].items() if n != "total"), reverse=True)[:6]
     slowest = ", ".join(f"{n.replace('_', ' ')} {seconds(s)}" for s, n in top)
@@ -96,4 +98,9 @@ def _verification_table(report: Mapping[str, Any]) -> Table:
 
 
 #: The tables of the summary, in this order; one gives None where the report has no figures for it.
-TABLES: tuple[Callable[[Mapping[str, Any]], Table | None], ...] = (_bytes_table, _speed_table, _verification_table)
+TABLES: tuple[Callable[[Mapping[str, Any]], Table | None], ...] = (
+    _bytes_table,
+    _speed_table,
+    _verification_table,
+    quality_table,
+)

@@ -1,4 +1,5 @@
-"""Two kinds of bar charts as inline SVG. Colours are CSS classes, so that the page settles light and dark."""
+"""Two kinds of bar charts, and lines with error bars, as inline SVG. Colours are CSS classes, so that the page
+settles light and dark."""
 
 from __future__ import annotations
 
@@ -127,3 +128,42 @@ def _bar(x: float, y: float, width: float, height: float, part: Part, show: Call
         f'<rect class="{part.kind}" x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{max(height, 0):.1f}" '
         f'rx="2">{tip}</rect>'
     )
+
+
+def intervals(
+    groups: Sequence[str],
+    series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]],
+    title: str,
+    axis: str,
+) -> str:
+    """A line a series (name, CSS kind, mean and half width a group) with an error bar at each mean. The scale does not
+    start at zero: it spans the figures."""
+    left, base, top_y = 64, 268, 28
+    low = min((m - h for _, _, points in series for m, h in points), default=0.0)
+    high = max((m + h for _, _, points in series for m, h in points), default=1.0)
+    room = (high - low) * 0.08 or 0.01
+    low, high = low - room, high + room
+    step = (WIDTH - left) / max(len(groups), 1)
+
+    def at(value: float) -> float:
+        return base - (value - low) / (high - low) * (base - top_y)
+
+    out = [_open(334, title)]
+    for i in range(5):
+        value = low + (high - low) * i / 4
+        out.append(f'<line class="grid" x1="{left}" y1="{at(value):.1f}" x2="{WIDTH}" y2="{at(value):.1f}"/>')
+        out.append(_text(left - 8, at(value) + 4, f"{value:.3f}", "tick", "end"))
+    for g, group in enumerate(groups):
+        out.append(_text(left + (g + 0.5) * step, base + 20, group, "label", "middle"))
+    for s, (name, kind, points) in enumerate(series):
+        xs = [left + (g + 0.5) * step + (s - (len(series) - 1) / 2) * 14 for g in range(len(points))]
+        path = " ".join(f"{x:.1f},{at(m):.1f}" for x, (m, _) in zip(xs, points, strict=True))
+        out.append(f'<polyline class="{kind}" points="{path}"/>')
+        for x, group, (mean, half) in zip(xs, groups, points, strict=True):
+            y1, y2 = at(mean - half), at(mean + half)
+            out.append(f'<line class="{kind}" x1="{x:.1f}" y1="{y1:.1f}" x2="{x:.1f}" y2="{y2:.1f}"/>')
+            tip = f"<title>{escape(f'{name}, {group}: {mean:.4f} ± {half:.4f}')}</title>"
+            out.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{at(mean):.1f}" r="4.5">{tip}</circle>')
+    out.append(f'<line class="base" x1="{left}" y1="{base}" x2="{WIDTH}" y2="{base}"/>')
+    out.append(_text((left + WIDTH) / 2, base + 48, axis, "axis", "middle") + "</svg>")
+    return "".join(out)

@@ -1,0 +1,127 @@
+"""The sections and tables of the report about models: quality by length, training, serving."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from thinrow.cli.demo import html
+from thinrow.cli.demo.findings import count, lengths, percent, rate
+from thinrow.cli.demo.quality import MODEL_NAMES, quality_findings
+from thinrow.cli.demo.svg import intervals
+
+_KINDS = {"hstu": "shared", "dlrm": "sorted"}
+
+
+def quality_section(report: Mapping[str, Any]) -> str:
+    """NE against history length with intervals, the table of all metrics, what they say."""
+    if "quality" not in report:
+        return ""
+    rows, title = report["quality"], "Quality against history length"
+    if not rows:
+        return html.section(title, f"No figures: {report['without_quality']}", "", "")
+    names = list(dict.fromkeys(r["history"] for r in rows))
+    series = [
+        (label, _KINDS[m], [(r["ne"], r["ne_half"] or 0.0) for r in rows if r["model"] == m])
+        for m, label in MODEL_NAMES.items()
+    ]
+    chart = intervals(
+        [lengths(n) for n in names],
+        series,
+        "Held-out normalized entropy by model and history length",
+        "events of each history that the model reads; lower is better",
+    )
+    held, single = report["held_out"], report["single_column"]
+    table = html.table(
+        ("", "NE, progressive", "NE, held out", "AUC", "GAUC", "NDCG@10"),
+        [
+            (
+                f"{MODEL_NAMES[r['model']]}, {lengths(r['history'])}",
+                *(_with_interval(r, n) for n in ("ne_progressive", "ne", "auc", "gauc", "ndcg_10")),
+            )
+            for r in rows
+        ],
+    )
+    words = (
+        f"Trained once through on requests before the cut, scored on the {count(held['held_out_requests'])} "
+        f"requests after "
+        f"it ({count(held['held_out_candidates'])} candidates, {percent(held['base_rate'])} positive). Mean and 95% "
+        f"interval "
+        f"over {rows[0]['seeds']} seeds of weights, order and, where there are many, of the users that are trained on. "
+        "Windows start on a grid of half their length, so that requests share passes: newest 1,024 is 513 to 1,024 "
+        "events. "
+        f"The best single input column, {single['column']}, has AUC {single['auc']:.4f}: no column gives the label "
+        f"away."
+    )
+    parts = (
+        html.legend(tuple((_KINDS[m], label) for m, label in MODEL_NAMES.items())),
+        table,
+        html.findings_list(quality_findings(report)),
+        _training_table(report),
+    )
+    return html.section(title, words, chart, "".join(parts))
+
+
+def serving_section(report: Mapping[str, Any]) -> str:
+    """The ranker in the loop."""
+    if "serving" not in report:
+        return ""
+    s = report["serving"]
+    wrong = report["online_offline_differences"]
+    tiles = html.tiles(
+        (
+            ("", count(s["ranked"]), f"requests ranked by {s['model_version']} as they came"),
+            ("", percent(s["outcomes_in_top"] / max(s["outcomes"], 1)), f"of what followed was in its top {s['top']}"),
+            ("bad" if wrong else "good", count(wrong), "online and offline differences"),
+            ("", f"{s['largest_score_difference']:.1g}", "largest difference of a score"),
+        )
+    )
+    words = (
+        "At the cut the ranker is loaded from its checkpoint; from then on every request goes snapshot, feature "
+        "plan, model, "
+        "top list, impression log, before what follows it is known. In the end the lists are joined with their "
+        "outcomes, "
+        "histories are rebuilt from the last generation, and each input that the model read online is compared, "
+        "bit for bit, "
+        "with what training would read."
+    )
+    return html.section("Serving: the loop closes", words, "", tiles)
+
+
+def quality_table(report: Mapping[str, Any]) -> Table | None:
+    """The same for the terminal."""
+    if not report.get("quality"):
+        return None
+    table = Table(title="Quality by history length (held out)", title_justify="left", title_style="bold")
+    table.add_column("", no_wrap=True)
+    for name in ("NE", "AUC", "GAUC", "NE in training", "cand./s", "waiting"):
+        table.add_column(name, justify="right")
+    for row, cost in zip(report["quality"], report["training"], strict=True):
+        figures = _with_interval(row, "ne"), *(f"{row[n]:.4f}" for n in ("auc", "gauc", "ne_progressive"))
+        speed = rate(cost["candidates_per_second"]), percent(cost["waited_share"])
+        table.add_row(f"{row['model'].upper()}, {lengths(row['history'])}", *figures, *speed)
+    return table
+
+
+def _training_table(report: Mapping[str, Any]) -> str:
+    return html.table(
+        ("training, one thread", "requests", "steps", "candidates per second", "waiting for data", "keys in the table"),
+        [
+            (
+                f"{MODEL_NAMES[r['model']]}, {lengths(r['history'])}",
+                count(r["requests"]),
+                count(r["steps"]),
+                rate(r["candidates_per_second"]),
+                percent(r["waited_share"]),
+                count(r["keys"]),
+            )
+            for r in report["training"]
+        ],
+    )
+
+
+def _with_interval(row: Mapping[str, Any], name: str) -> str:
+    half = row[f"{name}_half"]
+    return f"{row[name]:.4f}" if half is None else f"{row[name]:.4f} ± {half:.4f}"
