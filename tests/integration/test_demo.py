@@ -52,6 +52,20 @@ def test_demo_is_exact_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(set(by_length) == LENGTHS for by_length in report["events_per_second"].values())
     assert report["seconds"]["total"] > 0
     assert f"All {n} histories" in " ".join(done.output.split())
+    assert report["online_offline_differences"] == 0
+    held_out = report["held_out_requests"]
+    served = report["serving"]
+    assert 0 < served["outcomes_in_top"] <= served["outcomes"]
+    assert served["requests"] == served["ranked"] == held_out > 0
+    assert [(r["model"], r["history"]) for r in report["quality"]] == [
+        (model, history) for model in ("hstu", "dlrm") for history in ("16", "128", "1024", "all")
+    ]
+    for row in report["quality"]:
+        assert row["seeds"] == 3
+        assert 0 < row["auc"] < 1
+        assert 0 < row["gauc"] < 1
+        assert min(row["ne"], row["ne_progressive"]) > 0
+    assert 0.5 <= report["single_column"]["auc"] < 0.95
     assert "<svg" in (out / "report.html").read_text()
     # What an earlier run left is replaced.
     again = CliRunner().invoke(command, [*SMALL, "--seed", "1", "--out", str(out)], catch_exceptions=False)
@@ -146,6 +160,11 @@ def test_a_git_history_is_exact_with_late_events(repo: Path, tmp_path: Path, mon
     page = (out / "report.html").read_text()
     assert f"{len(data):,} changes of files of 3 authors (git history of history, 160 commits)" in page
     assert not {"purchases", "households"} & set((page + shown).split())
+    assert report["online_offline_differences"] == 0
+    # A late request is before the cut in time and after it in arrival: it is served, and no part of the evaluation.
+    assert report["serving"]["requests"] == report["held_out_requests"]
+    assert report["held_out"]["held_out_requests"] <= report["held_out_requests"]
+    assert len(report["quality"]) == 8
 
 
 def test_a_history_without_requests_and_options_that_do_not_fit(

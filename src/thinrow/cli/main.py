@@ -54,6 +54,9 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; a ThinrowError becomes one line on standard error and exit code 1."""
+    # Torch's idle threads spin for milliseconds by default. Where another process has work for the processor, each
+    # operation then waits for the scheduler: training took ten times as long beside one busy process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         cli(standalone_mode=False)
     except click.exceptions.Abort:

@@ -38,4 +38,4 @@ def _git(model: ModelConfig) -> TrainConfig:
     plan = git_plan()
     projection = Projection(columns=plan.history_columns)
     ranker = RankerSpec(model=model, plan=plan, projection=projection, label="touched", dim=16)
-    return TrainConfig(ranker=ranker, base_rows=16, sparse_lr=0.3)
+    return TrainConfig(ranker=ranker, base_rows=64, block=1, sparse_lr=0.3)
