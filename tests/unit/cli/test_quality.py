@@ -69,7 +69,7 @@ def test_the_page_says_whether_a_longer_history_helps(
     page = quality_section(report)
     assert first.text.split(":")[0] in page
     assert "<polyline" in page
-    assert "m_count, has AUC 0.7000" in page
+    assert "m_count, has AUC 0.7000 alone" in page
     assert quality_table(report) is not None
 
 

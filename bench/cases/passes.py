@@ -1,0 +1,99 @@
+"""A training step of the HSTU ranker (forward, backward, update) with shared passes against one row a request.
+
+Users have a history each and K requests spread over it, with 32 candidates a request; both contestants read the same
+batch, run the same model and give the same gradients. Units are requests per second.
+
+- ``shared``: requests of a user that start at one event run in one pass (``thinrow.jagged.passes``).
+- ``separate``: every request has a pass of its own, through the same kernels.
+
+Shapes: ``uniform``, requests anywhere in the history; ``late``, in its last tenth; ``window``, as uniform but reading
+the newest quarter from a grid of an eighth, so that only requests near each other share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bench.harness import Result, Work, rates
+from thinrow.core.ragged import offsets_of
+from thinrow.core.units import DAY_MS, HOUR_MS
+from thinrow.embeddings import SparseAdagrad
+from thinrow.features import FeaturePlan, Hash, Source
+from thinrow.features.featurize import featurize
+from thinrow.jagged import Column, Events, Jagged, SharedHistories
+from thinrow.jagged.events import never_hidden
+from thinrow.models import HSTUConfig, RankerInputs, RankerSpec
+from thinrow.schema import Projection
+
+_CANDIDATES, _ITEMS = 32, 5_000
+
+
+def run(*, quick: bool = False) -> Result:
+    """2,048 and 512 events a user, 20 requests each; with ``quick`` 64 events and 4 requests."""
+    lengths, users, k, rounds = ((64,), 2, 4, 1) if quick else ((512, 2_048), 4, 20, 5)
+    plan = FeaturePlan({"e": Hash(Source("history.item"), seed=1), "c": Hash(Source("cand.item"), seed=1)})
+    model = HSTUConfig(width=32, layers=2)
+    spec = RankerSpec(model=model, plan=plan, projection=Projection(), label="click", dim=16)
+    parameters: dict[str, Any] = {"users": users, "requests_a_user": k, "candidates": _CANDIDATES, "model": repr(model)}
+    parameters |= {"rounds": rounds, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    result = Result("passes", parameters)
+    for length in lengths:
+        for shape in ("uniform", "late", "window"):
+            rng = np.random.default_rng(0)
+            seen = rates({n: _step(spec, n == "shared", *_batch(rng, shape, users, k, length)) for n in _NAMES}, rounds)
+            result.figures[f"{shape}_{length}"] = {n: {m: round(v, 1) for m, v in r.items()} for n, r in seen.items()}
+            result.ratios[f"vs_separate_passes.{shape}_{length}"] = (
+                seen["shared"]["median"] / seen["separate"]["median"]
+            )
+    return result
+
+
+_NAMES = ("shared", "separate")
+
+
+def _batch(
+    rng: np.random.Generator, shape: str, users: int, k: int, length: int
+) -> tuple[SharedHistories, npt.NDArray[np.int64], Jagged]:
+    n = users * length
+    offsets = offsets_of(np.full(users, length))
+    times = np.tile(np.arange(length) * HOUR_MS, users) + 1_000 * DAY_MS
+    item = Column(rng.integers(0, _ITEMS, n))
+    arrival = np.tile(np.arange(1, length + 1), users)
+    events = Events(np.arange(users), offsets, times, arrival, never_hidden(n), {"item": item})
+    user_of = np.repeat(np.arange(users), k)
+    seen = rng.integers(length * 9 // 10 if shape == "late" else 1, length + 1, users * k)
+    start = np.zeros(users * k, np.int64)
+    if shape == "window":
+        newest, grid = length // 4, length // 8
+        start = np.maximum(-(-(seen - newest) // grid) * grid, 0)
+    base = offsets[:-1][user_of]
+    exact = np.ones(users * k, np.bool_)
+    histories = SharedHistories(events, user_of, base + start, base + seen, seen, exact)
+    shown = Jagged(
+        Column(rng.integers(0, _ITEMS, users * k * _CANDIDATES)), offsets_of(np.full(users * k, _CANDIDATES))
+    )
+    return histories, times[base + seen - 1] + 1, shown
+
+
+def _step(
+    spec: RankerSpec, share: bool, histories: SharedHistories, request_ts: npt.NDArray[np.int64], shown: Jagged
+) -> Work:
+    module, table = spec.build()
+    dense, sparse = torch.optim.Adam(module.parameters(), lr=1e-3), SparseAdagrad(table, lr=0.1)
+    labels = torch.from_numpy((shown.values % 7 == 0).astype(np.float32))
+
+    def work() -> int:
+        read = featurize(spec.plan, histories, {}, {"item": shown}, request_ts)
+        logits = module(RankerInputs(spec.inputs, *read, request_ts, share=share))
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        dense.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        dense.step()
+        sparse.step()
+        return len(histories)
+
+    return work

@@ -1,0 +1,81 @@
+"""The loader for torch: the same batches as tensors, resumable at every step, one reader whoever iterates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import thinrow
+from thinrow.core.errors import InputError
+from thinrow.dpp.torch import TorchBatch, TorchLoader
+from thinrow.features import FeaturePlan, Hash, Source
+from thinrow.testing.world import World, make_world
+
+PLAN = FeaturePlan(
+    {
+        "past": Hash(Source("history.item"), buckets=50),
+        "shown": Hash(Source("cand.brand"), buckets=50),
+        "where": Hash(Source("ctx.city"), buckets=50),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"), users=6, days=6)
+
+
+def reader(world: World) -> TorchLoader:
+    store, table = world.store(), world.table()
+    generation = store.pin()
+    store.close()
+    return TorchLoader(thinrow.loader(generation, table, plan=PLAN, base_rows=4, block=2, epochs=2, seed=3))
+
+
+def numbers(batch: TorchBatch) -> list[list[float]]:
+    shown = batch.features["shown"]
+    assert not isinstance(shown, torch.Tensor)
+    parts = batch.histories.columns["past"], batch.histories.lengths, shown.values, shown.offsets
+    return [t.tolist() for t in (*parts, batch.labels["buy"].values, batch.request_ts, batch.features["where"])]  # type: ignore[union-attr]
+
+
+def test_tensors_are_those_of_the_numpy_batch(world: World) -> None:
+    for batch in reader(world):
+        own = batch.batch
+        np.testing.assert_array_equal(batch.candidates["item"].values, own.candidates["item"].values)
+        np.testing.assert_array_equal(batch.labels["buy"].values, own.labels["buy"].values)
+        np.testing.assert_array_equal(batch.histories.lengths, own.histories.lengths())
+        np.testing.assert_array_equal(batch.histories.columns["item"], own.histories.events.columns["item"].values)
+        assert len(batch) == len(own)
+        own.candidates["item"].values[:1] = 99
+        assert batch.candidates["item"].values[0] == 99
+        with pytest.raises(InputError, match="'brand' is text"):
+            batch.candidates["brand"]
+        with pytest.raises(InputError, match="'city' is text"):
+            batch.context["city"]
+
+
+def test_restored_at_every_step_the_rest_is_the_same(world: World) -> None:
+    whole, states = [], []
+    first = reader(world)
+    assert len(first) > 5
+    for batch in first:
+        whole.append(numbers(batch))
+        states.append(first.state_dict())
+    assert len(whole) == len(first)
+    for t, state in enumerate(states):
+        again = reader(world)
+        again.load_state_dict(state)
+        assert [numbers(b) for b in again] == whole[t + 1 :]
+
+
+def test_a_torch_dataloader_passes_batches_through(world: World) -> None:
+    data = torch.utils.data.DataLoader(reader(world), batch_size=None)
+    assert [numbers(b) for b in data] == [numbers(b) for b in reader(world)]
+
+
+def test_worker_processes_of_a_dataloader_are_refused(world: World) -> None:
+    data = torch.utils.data.DataLoader(reader(world), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(InputError, match="pass num_workers=0 to the DataLoader"):
+        next(iter(data))
