@@ -9,10 +9,13 @@ from typing import Any
 import numpy.typing as npt
 from torch import nn
 
-from thinrow.core.errors import CheckpointMismatch, InputError, SchemaError
+from thinrow.core.errors import CheckpointMismatch
 from thinrow.embeddings import DynamicTable
 from thinrow.models.spec import RankerSpec
 from thinrow.schema import EventSchema, ExampleSchema
+
+
+_MAPPINGS = ("context", "candidates", "outcomes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,9 @@ class SavedRanker:
         try:
             spec = RankerSpec.from_dict(meta["ranker"])
             events = EventSchema.from_dict(meta["event_schema"])
-            examples = ExampleSchema.from_dict(meta["example_schema"])
-        except (KeyError, InputError, SchemaError) as e:
+            pairs = meta["example_schema"]
+            examples = ExampleSchema.from_dict({n: dict(v) if n in _MAPPINGS else v for n, v in pairs.items()})
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise CheckpointMismatch(
                 f"{where} is not the checkpoint of a ranker ({e}); write one with `thinrow train`"
             ) from e
@@ -52,4 +56,7 @@ class SavedRanker:
     @staticmethod
     def meta(spec: RankerSpec, events: EventSchema, examples: ExampleSchema) -> dict[str, Any]:
         """What ``of`` reads, JSON-ready."""
-        return {"ranker": spec.to_dict(), "event_schema": events.to_dict(), "example_schema": examples.to_dict()}
+        plain = examples.to_dict()
+        # As pairs, since a checkpoint sorts the keys of its mappings, and fields have an order.
+        pairs = {n: [list(pair) for pair in v.items()] if n in _MAPPINGS else v for n, v in plain.items()}
+        return {"ranker": spec.to_dict(), "event_schema": events.to_dict(), "example_schema": pairs}

@@ -57,9 +57,9 @@ def brand_of(items: np.ndarray) -> list[str]:
     return [f"brand {i % N_BRANDS}" for i in items.tolist()]
 
 
-def make_world(folder: Path, *, users: int = 12, days: int = 12, seed: int = 0, late: float = 0.1) -> World:
+def make_world(folder: str | Path, *, users: int = 12, days: int = 12, seed: int = 0, late: float = 0.1) -> World:
     """A world under ``folder``: 5 events a user and day, then a request of 8 candidates of which some are bought."""
-    rng = np.random.default_rng(seed)
+    folder, rng = Path(folder), np.random.default_rng(seed)
     start = 1_000 * DAY_MS
     taste = rng.integers(0, N_ITEMS, (users, 5))
     ids = np.arange(users) * 3 + 1

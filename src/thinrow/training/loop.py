@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thinrow.checkpoints import load, save, steps
-from thinrow.core.errors import CheckpointMismatch, InputError
+from thinrow.checkpoints import Checkpoint, load, save, steps
+from thinrow.core.errors import CheckpointMismatch, InputError, StoreNotFound
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.client import Loader, Pinnable, loader
 from thinrow.embeddings import SparseAdagrad, SparseAdam
@@ -194,6 +194,7 @@ class Trainer:
                     f"{checkpoint.path} was written with {what}; resume with the configuration of the run, or train "
                     "into another folder"
                 )
+        self._check_place(checkpoint)
         self._open(checkpoint.meta["snapshot_id"])
         self.loader.load_state_dict(checkpoint.meta["reader"])
         self.module, self.embeddings = self.config.ranker.restore(checkpoint.tensors)
@@ -202,6 +203,21 @@ class Trainer:
         self.progressive = ProgressiveNE.from_state(checkpoint.meta["progressive"])
         _cut_log(out, checkpoint.step)
         return checkpoint.step
+
+    def _check_place(self, checkpoint: Checkpoint) -> None:
+        """The store and the table must be those of the run, or grown from them."""
+        own = SavedRanker.meta(self.config.ranker, self.generation.schema, self.table.example_schema)
+        other = [n for n in ("event_schema", "example_schema") if own[n] != checkpoint.meta[n]]
+        other += ["generation"] if checkpoint.meta["generation"] > self.generation.number else []
+        try:
+            self.table.data_files(checkpoint.meta["snapshot_id"])
+        except StoreNotFound:
+            other.append("snapshot of the table")
+        if other:
+            raise CheckpointMismatch(
+                f"{checkpoint.path} was written on another store or table: its {other[0].replace('_', ' ')} is not here; "
+                "resume on those of the run, or train into another folder"
+            )
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:

@@ -139,6 +139,19 @@ def test_resuming_with_another_configuration_is_refused(
         run(world, config, out=tmp_path)
 
 
+def test_resuming_on_another_store_or_table_is_refused(world: World, tmp_path: Path) -> None:
+    config = world_config("dlrm")
+    with world.store() as store, world.table() as table:
+        Trainer(config, store, table).run(tmp_path / "run", stop_after=2)
+    other = make_world(tmp_path / "other", users=4, days=3)
+    for mixed, what in (
+        (dataclasses.replace(world, table_path=other.table_path), "snapshot of the table"),
+        (dataclasses.replace(world, store_path=other.store_path), "generation"),
+    ):
+        with pytest.raises(CheckpointMismatch, match=f"another store or table: its {what} is not here"):
+            run(mixed, config, out=tmp_path / "run", resume=True)
+
+
 def test_nothing_to_resume_and_nothing_to_train_on(world: World, tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFound):
         run(world, world_config("dlrm"), out=tmp_path, resume=True)

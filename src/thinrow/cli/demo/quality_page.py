@@ -52,8 +52,7 @@ def quality_section(report: Mapping[str, Any]) -> str:
         f"over {rows[0]['seeds']} seeds of weights, order and, where there are many, of the users that are trained on. "
         "Windows start on a grid of half their length, so that requests share passes: newest 1,024 is 513 to 1,024 "
         "events. "
-        f"The best single input column, {single['column']}, has AUC {single['auc']:.4f}: no column gives the label "
-        f"away."
+        f"The best single input column, {single['column']}, has AUC {single['auc']:.4f} alone."
     )
     parts = (
         html.legend(tuple((_KINDS[m], label) for m, label in MODEL_NAMES.items())),
