@@ -14,7 +14,6 @@ from thinrow.embeddings import DynamicTable
 from thinrow.models.spec import RankerSpec
 from thinrow.schema import EventSchema, ExampleSchema
 
-
 _MAPPINGS = ("context", "candidates", "outcomes")
 
 

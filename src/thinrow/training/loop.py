@@ -215,8 +215,8 @@ class Trainer:
             other.append("snapshot of the table")
         if other:
             raise CheckpointMismatch(
-                f"{checkpoint.path} was written on another store or table: its {other[0].replace('_', ' ')} is not here; "
-                "resume on those of the run, or train into another folder"
+                f"{checkpoint.path} was written on another store or table: its {other[0].replace('_', ' ')} is not "
+                "here; resume on those of the run, or train into another folder"
             )
 
 
