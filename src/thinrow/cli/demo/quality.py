@@ -91,12 +91,12 @@ def _length_finding(model: str, short: Mapping[str, Any], long: Mapping[str, Any
 
 def _model_finding(hstu: Mapping[str, Any], dlrm: Mapping[str, Any]) -> Finding:
     verdict, gain, half = _compare(dlrm, hstu)
-    at = f"at {lengths(hstu['history'])}"
+    at = "on whole histories" if hstu["history"] == "all" else f"at {lengths(hstu['history'])}"
     word = {"ahead": "is ahead of", "behind": "is behind", "even": "is about even with"}[verdict]
     return Finding(
         verdict,
-        f"HSTU {word} the pooled DLRM, {at}: held-out NE {hstu['ne']:.4f} against {dlrm['ne']:.4f} "
-        f"({percent(gain)}{half} less).",
+        f"HSTU {word} the pooled DLRM {at}: held-out NE {hstu['ne']:.4f} against {dlrm['ne']:.4f}, "
+        f"{percent(abs(gain))}{half} {'more' if gain < 0 else 'less'}.",
     )
 
 

@@ -31,28 +31,26 @@ def quality_section(report: Mapping[str, Any]) -> str:
         [lengths(n) for n in names],
         series,
         "Held-out normalized entropy by model and history length",
-        "events of each history that the model reads; lower is better",
+        "held-out NE (lower is better) by the events of each history that the model reads",
     )
     held, single = report["held_out"], report["single_column"]
     table = html.table(
-        ("", "NE, progressive", "NE, held out", "AUC", "GAUC", "NDCG@10"),
+        ("", "NE", "AUC", "GAUC", "NDCG@10", "training NE"),
         [
             (
-                f"{MODEL_NAMES[r['model']]}, {lengths(r['history'])}",
-                *(_with_interval(r, n) for n in ("ne_progressive", "ne", "auc", "gauc", "ndcg_10")),
+                f"{r['model'].upper()}, {lengths(r['history'])}",
+                *(_with_interval(r, n) for n in ("ne", "auc", "gauc")),
+                *(f"{r[n]:.4f}" for n in ("ndcg_10", "ne_progressive")),
             )
             for r in rows
         ],
     )
     words = (
-        f"Trained once through on requests before the cut, scored on the {count(held['held_out_requests'])} "
-        f"requests after "
-        f"it ({count(held['held_out_candidates'])} candidates, {percent(held['base_rate'])} positive). Mean and 95% "
-        f"interval "
+        f"Trained once through on requests before the cut, scored on the {count(held['held_out_requests'])} after it "
+        f"({count(held['held_out_candidates'])} candidates, {percent(held['base_rate'])} positive). Mean and 95% interval "
         f"over {rows[0]['seeds']} seeds of weights, order and, where there are many, of the users that are trained on. "
         "Windows start on a grid of half their length, so that requests share passes: newest 1,024 is 513 to 1,024 "
-        "events. "
-        f"The best single input column, {single['column']}, has AUC {single['auc']:.4f} alone."
+        f"events. The best single input column, {single['column']}, has AUC {single['auc']:.4f} alone."
     )
     parts = (
         html.legend(tuple((_KINDS[m], label) for m, label in MODEL_NAMES.items())),
@@ -78,13 +76,10 @@ def serving_section(report: Mapping[str, Any]) -> str:
         )
     )
     words = (
-        "At the cut the ranker is loaded from its checkpoint; from then on every request goes snapshot, feature "
-        "plan, model, "
-        "top list, impression log, before what follows it is known. In the end the lists are joined with their "
-        "outcomes, "
-        "histories are rebuilt from the last generation, and each input that the model read online is compared, "
-        "bit for bit, "
-        "with what training would read."
+        "At the cut the ranker is loaded from its checkpoint; from then on every request goes snapshot, feature plan, "
+        "model, top list, impression log, before what follows it is known. In the end the lists are joined with their "
+        "outcomes, histories are rebuilt from the last generation, and each input that the model read online is "
+        "compared, bit for bit, with what training would read."
     )
     return html.section("Serving: the loop closes", words, "", tiles)
 
@@ -106,10 +101,10 @@ def quality_table(report: Mapping[str, Any]) -> Table | None:
 
 def _training_table(report: Mapping[str, Any]) -> str:
     return html.table(
-        ("training, one thread", "requests", "steps", "candidates per second", "waiting for data", "keys in the table"),
+        ("training, one thread", "requests", "steps", "candidates/s", "waiting for data", "keys"),
         [
             (
-                f"{MODEL_NAMES[r['model']]}, {lengths(r['history'])}",
+                f"{r['model'].upper()}, {lengths(r['history'])}",
                 count(r["requests"]),
                 count(r["steps"]),
                 rate(r["candidates_per_second"]),
@@ -123,4 +118,4 @@ def _training_table(report: Mapping[str, Any]) -> str:
 
 def _with_interval(row: Mapping[str, Any], name: str) -> str:
     half = row[f"{name}_half"]
-    return f"{row[name]:.4f}" if half is None else f"{row[name]:.4f} ± {half:.4f}"
+    return f"{row[name]:.4f}" if half is None else f"{row[name]:.4f} ± {half:.3f}"
