@@ -47,8 +47,8 @@ def quality_section(report: Mapping[str, Any]) -> str:
     )
     words = (
         f"Trained once through on requests before the cut, scored on the {count(held['held_out_requests'])} after it "
-        f"({count(held['held_out_candidates'])} candidates, {percent(held['base_rate'])} positive). Mean and 95% interval "
-        f"over {rows[0]['seeds']} seeds of weights, order and, where there are many, of the users that are trained on. "
+        f"({count(held['held_out_candidates'])} candidates, {percent(held['base_rate'])} positive). Mean and 95% "
+        f"interval over {rows[0]['seeds']} seeds of weights, order and, where there are many, of the users trained on. "
         "Windows start on a grid of half their length, so that requests share passes: newest 1,024 is 513 to 1,024 "
         f"events. The best single input column, {single['column']}, has AUC {single['auc']:.4f} alone."
     )
