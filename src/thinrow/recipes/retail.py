@@ -26,7 +26,7 @@ def retail_plan() -> FeaturePlan:
 
 
 def hstu_retail_small() -> TrainConfig:
-    """Two HSTU layers of width 32 on the whole history, a minute on two cores."""
+    """Two HSTU layers of width 32 on the whole history."""
     return _retail(HSTUConfig(width=32, layers=2, base_rate=0.17))
 
 
