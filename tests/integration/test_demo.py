@@ -139,8 +139,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_repo(tmp_path_factory.mktemp("git") / "history", commits)
 
 
-def test_a_git_history_is_exact_with_late_events(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "_warm_up", lambda *_: None)
+def test_a_git_history_is_exact_with_late_events(repo: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = CliRunner().invoke(command, ["--git", str(repo), "--out", str(out)], catch_exceptions=False)
     assert done.exit_code == 0

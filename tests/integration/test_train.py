@@ -116,6 +116,11 @@ def test_train_evaluate_rank(world: World, tmp_path: Path) -> None:
         ('{"user": 4, "time": 5, "candidates": []}', "lacks 'request_id'"),
         ('{"request_id": 1, "user": 4, "time": 5, "context": {"city": ""}, "candidates": [{"item": 1}]}', "lacks 'br"),
         ('{"request_id": 1, "user": 4, "time": 5, "candidates": 3, "context": {"city": ""}}', "has another shape"),
+        (
+            '{"request_id": "a", "user": 4, "time": 5, "candidates": [], "context": {"city": ""}}',
+            "request_id 'a' is no",
+        ),
+        ('{"request_id": 1, "user": [4], "time": 5, "candidates": [], "context": {"city": ""}}', "neither an integer"),
     ],
 )
 def test_a_bad_request_is_one_line(
@@ -135,7 +140,9 @@ def test_what_cannot_be_trained_or_loaded_is_one_line(world: World, tmp_path: Pa
     places = ["--store", world.store_path, "--table", world.table_path]
     for command, message in (
         (["train", "hstu", *places, "--out", tmp_path / "x"], "no recipe 'hstu'"),
-        (["train", *places, "--out", tmp_path / "x"], "name a RECIPE: hstu_retail_small"),
+        (["train", *places, "--out", tmp_path / "x"], "Missing argument 'RECIPE'"),
+        (train_command(world, tmp_path / "x", "--set", "epochs=null"), "must be of type int"),
+        (train_command(world, tmp_path / "x", "--set", "ranker.projection.max_len=abc"), "must be of type int | None"),
         (train_command(world, tmp_path / "x", "--set", "epoch=1"), "no value 'epoch'"),
         (train_command(world, tmp_path / "x", "--set", "epochs"), "has no '='"),
         (train_command(world, tmp_path / "x", "--resume"), "no checkpoint"),
@@ -169,6 +176,11 @@ def test_without_torch_the_data_half_works_and_the_rest_names_the_extra(world: W
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["144"] + ["torch is not installed; run: pip install 'thinrow[train]'"] * 6
+    for what, extra in (("demo", "demo"), (f"evaluate x --store {world.store_path} --table t", "train")):
+        command = [*MAIN, *what.split(), *(["--out", str(tmp_path / "out")] if extra == "demo" else [])]
+        failed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        assert failed.returncode == 1
+        assert failed.stderr == f"thinrow: torch is not installed; run: pip install 'thinrow[{extra}]'\n"
     command = [*MAIN, *train_command(world, tmp_path / "x")]
     failed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert failed.returncode == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 
 import click
 
@@ -57,6 +58,7 @@ def main() -> None:
     # Torch's idle threads spin for milliseconds by default. Where another process has work for the processor, each
     # operation then waits for the scheduler: training took ten times as long beside one busy process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    warnings.formatwarning = lambda message, *_: f"thinrow: {message}\n"
     try:
         cli(standalone_mode=False)
     except click.exceptions.Abort:

@@ -63,16 +63,22 @@ def command(checkpoint: Path, requests: Any, store_path: Path, top: int, log_pat
 
 def _parse(lines: Iterable[str], context: Sequence[str], shown: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Checked requests, their times in ms."""
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_decoded(lines), 1):
         if not line.strip():
             continue
         try:
             request = json.loads(line)
             given = {"context": {}, **request}
             ids = {n: given[n] for n in ("request_id", "user")}
+            if type(ids["request_id"]) is not int or not 0 <= ids["request_id"] < 1 << 63:
+                raise TypeError(f"request_id {ids['request_id']!r} is no integer from 0 to 2^63 - 1")
+            if type(ids["user"]) not in (int, str):
+                raise TypeError(f"user {ids['user']!r} is neither an integer nor text")
             candidates = [{n: c[n] for n in shown} for c in given["candidates"]]
             read = {n: given["context"][n] for n in context}
             time = parse_time(str(given["time"]))
+        except InputError as e:
+            raise InputError(f"line {number} of the requests: {e}") from e
         except json.JSONDecodeError as e:
             raise InputError(f"line {number} of the requests is no JSON ({e}); write one object a line") from e
         except KeyError as e:
@@ -80,9 +86,16 @@ def _parse(lines: Iterable[str], context: Sequence[str], shown: Sequence[str]) -
                 f"line {number} of the requests lacks {e}; it needs request_id, user, time, a context with "
                 f"{', '.join(context) or 'nothing'}, and candidates with {', '.join(shown)}"
             ) from e
-        except (TypeError, AttributeError) as e:
+        except (TypeError, AttributeError, ValueError, RecursionError) as e:
             raise InputError(f"line {number} of the requests has another shape ({e}); see thinrow rank --help") from e
         yield {**ids, "time": time, "candidates": candidates, "context": read}
+
+
+def _decoded(lines: Iterable[str]) -> Iterator[str]:
+    try:
+        yield from lines
+    except UnicodeDecodeError as e:
+        raise InputError(f"the requests are not UTF-8 text: {e}; write JSON lines in UTF-8") from e
 
 
 def _batches(requests: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -18,7 +18,7 @@ table_option = click.option(
 
 
 @click.command()
-@click.argument("recipe", required=False)
+@click.argument("recipe")
 @store_option
 @table_option
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for checkpoints.")
@@ -28,7 +28,7 @@ table_option = click.option(
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out, as if never interrupted.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of the reader; any number gives the same losses.")
 def command(
-    recipe: str | None,
+    recipe: str,
     store_path: Path,
     table_path: Path,
     out: Path,
@@ -40,7 +40,8 @@ def command(
 ) -> None:
     """Train a ranker by RECIPE: a built-in one, or FILE.py:FUNCTION of your own that returns a TrainConfig.
 
-    Without RECIPE the built-in ones are listed. Checkpoints and a log of steps (log.jsonl) go to --out.
+    Built in are hstu_retail_small, dlrm_retail_small, hstu_git_small and dlrm_git_small, for the data of thinrow demo.
+    Checkpoints and a log of steps (log.jsonl) go to --out.
 
     \b
     Examples:
@@ -50,11 +51,8 @@ def command(
     """
     from thinrow.examples.table import ExampleTable
     from thinrow.history.store import HistoryStore
-    from thinrow.recipes.registry import RECIPES
     from thinrow.training import train
 
-    if recipe is None:
-        raise click.UsageError(f"name a RECIPE: {', '.join(RECIPES)}, or FILE.py:FUNCTION")
     config = configured(recipe, values, since_text, until_text)
     with HistoryStore.open(store_path) as store, ExampleTable.open(table_path) as table, progress_bar("train") as show:
 

@@ -100,6 +100,8 @@ class _Rows(Mapping[str, JaggedTensor]):
         self._rows = rows
 
     def __getitem__(self, name: str) -> JaggedTensor:
+        if name not in self._rows:
+            raise KeyError(f"no rows {name!r}; there are {', '.join(self._rows)}")
         return JaggedTensor.of(self._rows[name], name)
 
     def __iter__(self) -> Iterator[str]:
@@ -114,6 +116,9 @@ class _Features(Mapping[str, "Tensor | JaggedTensor"]):
         self._features = features
 
     def __getitem__(self, name: str) -> Tensor | JaggedTensor:
+        if name not in self._features:
+            named = ", ".join(self._features)
+            raise KeyError(f"no feature {name!r}; there are {named}. What stands beside events is in histories.columns")
         found = self._features[name]
         return JaggedTensor.of(found, name) if isinstance(found, Jagged) else Columns({name: found})[name]
 

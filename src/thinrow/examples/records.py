@@ -358,7 +358,7 @@ def _as_rows(rows: Jagged | Sequence[Sequence[Any]], field: FieldSpec) -> Jagged
 def _arrow(values: Sequence[Any], field: FieldSpec, kind: pa.DataType | None) -> pa.Array:
     try:
         return pa.array(values, kind or ARROW_TYPES[field.dtype])
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as e:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as e:
         what = "rows of values" if kind else "values"
         raise SchemaError(f"field {field.name!r} takes {what} of dtype {field.dtype}: {e}; cast them first") from e
 

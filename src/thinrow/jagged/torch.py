@@ -13,7 +13,7 @@ Shape letters: E events, S events of all passes, X examples, d width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,6 @@ from thinrow.jagged.jagged import Jagged
 from thinrow.jagged.passes import Passes, plan_passes
 from thinrow.jagged.shared import SharedHistories
 
-#: Requests whose running sums are taken in one matrix product: its matrix has at most the square of this.
-_BLOCK_REQUESTS = 512
-
 
 def tensor(values: npt.NDArray[Any]) -> Tensor:
     """The same numbers as a tensor that shares their memory; read-only arrays are copied."""
@@ -52,6 +49,8 @@ class Columns(Mapping[str, Tensor]):
         self._columns = columns
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self._columns:
+            raise KeyError(f"no column {name!r}; there are {', '.join(self._columns)}")
         column = self._columns[name]
         if column.dictionary is not None:
             raise InputError(f"column {name!r} is text; hash it in the loader's plan: Hash(Source('history.{name}'))")
@@ -90,16 +89,29 @@ class JaggedTensor:
 class TorchHistories:
     """``SharedHistories`` for a model: events once, and what each example sees of them.
 
+    Events that no example sees (late ones, corrected ones) are left out: an optimizer would take their rows for
+    touched.
+
     Attributes:
-        columns: name -> (E,) tensor, of the unique events.
+        columns: name -> (E,) tensor, of the unique events that some example sees.
+        numpy_columns: the same as NumPy columns.
         event_ts: (E,) int64 ms.
-        passes: which examples share a row of events; see ``thinrow.jagged.passes``.
+        passes: which examples share a row of events, as positions in these; see ``thinrow.jagged.passes``.
     """
 
     def __init__(self, histories: SharedHistories, *, share: bool = True) -> None:
-        self.columns = Columns(histories.events.columns)
-        self.event_ts = tensor(histories.events.event_ts)
-        self.passes: Passes = plan_passes(histories, share=share)
+        events, passes = histories.events, plan_passes(histories, share=share)
+        columns, event_ts = events.columns, events.event_ts
+        seen = np.zeros(len(events), np.bool_)
+        seen[passes.index] = True
+        if not seen.all():
+            kept = np.flatnonzero(seen)
+            columns, event_ts = {n: c.take(kept) for n, c in columns.items()}, event_ts[kept]
+            passes = replace(passes, index=(np.cumsum(seen) - 1)[passes.index])
+        self.numpy_columns: Mapping[str, Column] = columns
+        self.columns = Columns(columns)
+        self.event_ts = tensor(event_ts)
+        self.passes: Passes = passes
 
     def __len__(self) -> int:
         return len(self.passes.visible)
@@ -112,6 +124,7 @@ class TorchHistories:
     def padded(self, values: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """A copy for each example, as dense models ask for: its newest ``width`` of ``values`` (E, ...), left-aligned,
         zeros after them, (X, width, ...); and the (X, width) bool mask of those that are there."""
+        self._check(values)
         passes = self.passes
         stop = passes.offsets[passes.pass_of] + passes.visible
         start = np.maximum(passes.offsets[passes.pass_of], stop - width)
@@ -120,7 +133,7 @@ class TorchHistories:
         index = np.append(passes.index, 0)[np.where(there, at, len(passes.index))]
         mask = tensor(there)
         picked = values[tensor(index)] if len(values) else values.new_zeros((*index.shape, *values.shape[1:]))
-        return picked * mask.reshape(*mask.shape, *(1,) * (values.dim() - 1)).to(values.dtype), mask
+        return torch.where(mask.reshape(*mask.shape, *(1,) * (values.dim() - 1)), picked, 0), mask
 
     def sum(self, values: Tensor) -> Tensor:
         """(X, d) sum of ``values`` (E, d) over the events that each example sees.
@@ -128,6 +141,7 @@ class TorchHistories:
         An event is added once a pass: what lies between the ends of two requests is summed, and those sums are added up
         along the requests. So the cost does not grow with the number of requests of a user.
         """
+        self._check(values)
         passes = self.passes
         order = np.lexsort((passes.visible, passes.pass_of))
         ordered_pass, ends = passes.pass_of[order], passes.offsets[passes.pass_of[order]] + passes.visible[order]
@@ -135,26 +149,22 @@ class TorchHistories:
         first_to_see = np.searchsorted(ends, np.arange(len(passes.index)), side="right")
         between = values.new_zeros((len(order), values.shape[1]))
         between = between.index_add(0, tensor(first_to_see), values[tensor(passes.index)])
-        parts = []
-        for a, b in _blocks(ordered_pass):
-            same = ordered_pass[a:b, None] == ordered_pass[None, a:b]
-            parts.append(tensor(np.tril(same)).to(values.dtype) @ between[a:b])
+        first = np.searchsorted(ordered_pass, ordered_pass)
+        total, position = between, np.arange(len(order)) - first
+        # Running sums within a pass by doubling. Others are left out, not multiplied by 0: that would spread their NaN.
+        step = 1
+        while step <= position.max(initial=0):
+            earlier = torch.cat([total.new_zeros(step, total.shape[1]), total[:-step]])
+            total = total + torch.where(tensor(position >= step)[:, None], earlier, 0)
+            step *= 2
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
-        return torch.cat(parts)[tensor(rank)] if parts else between
+        return total[tensor(rank)]
+
+    def _check(self, values: Tensor) -> None:
+        if len(values) != len(self.event_ts):
+            raise InputError(f"{len(values)} values for {len(self.event_ts)} events; give one for each unique event")
 
     def mean(self, values: Tensor) -> Tensor:
         """(X, d) mean of ``values`` (E, d) over the events that each example sees; zeros where it sees none."""
         return self.sum(values) / self.lengths.clamp(min=1).to(values.dtype)[:, None]
-
-
-def _blocks(ordered_pass: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of requests that hold whole passes, about ``_BLOCK_REQUESTS`` each."""
-    n, start = len(ordered_pass), 0
-    while start < n:
-        stop = min(start + _BLOCK_REQUESTS, n)
-        if stop < n:
-            whole = int(np.searchsorted(ordered_pass, ordered_pass[stop], side="left"))
-            stop = whole if whole > start else int(np.searchsorted(ordered_pass, ordered_pass[stop], side="right"))
-        yield start, stop
-        start = stop

@@ -72,6 +72,12 @@ class HSTUConfig:
                 f"time_pairs={self.time_pairs} and position_pairs={self.position_pairs} rotate {rotated} dimensions of "
                 f"{self.width // self.heads} a head; lower them"
             )
+        if not 0 < self.shortest_ms <= self.longest_ms:
+            raise InputError(
+                f"shortest_ms={self.shortest_ms} and longest_ms={self.longest_ms}; the first must be above 0 and at "
+                f"most the "
+                "second"
+            )
         if not 0 < self.base_rate < 1:
             raise InputError(f"base_rate={self.base_rate}; it must be between 0 and 1")
 
@@ -159,7 +165,7 @@ class _Layout:
         rank[order] = np.arange(len(order))
         self.order, self.rank = tensor(order), tensor(rank)
         self.event_index = tensor(passes.index)
-        self.events = PrefixLayout(passes.offsets, passes.offsets, position + 1)
+        self.events = PrefixLayout.causal(passes.offsets)
         self.candidates = PrefixLayout(np.concatenate([[0], np.cumsum(per_pass)]), passes.offsets, visible)
         self._position = tensor(position), tensor(visible)
         self._time = inputs.event_ts[self.event_index], inputs.request_ts[inputs.example_of[self.order]]

@@ -104,9 +104,9 @@ class RankerInputs:
             raise InputError("no candidate feature among the outputs; apply the plan that the model was made with")
         self.offsets = jagged[0].offsets
         self.histories = TorchHistories(histories, share=share)
-        n_events, n_examples, n_candidates = len(histories.events), len(histories), int(self.offsets[-1])
+        n_events, n_examples, n_candidates = len(self.histories.event_ts), len(histories), int(self.offsets[-1])
         beside: dict[Domain, tuple[Mapping[str, Column | Jagged], int]] = {
-            "history": (histories.events.columns, n_events),
+            "history": (self.histories.numpy_columns, n_events),
             "ctx": (features, n_examples),
             "cand": (features, n_candidates),
         }

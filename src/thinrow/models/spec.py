@@ -76,7 +76,10 @@ class RankerSpec:
             CheckpointMismatch: the weights are not those of such a module.
         """
         module, table = self.build()
-        table.load_state({n.removeprefix(_TABLE): t for n, t in tensors.items() if n.startswith(_TABLE)})
+        try:
+            table.load_state({n.removeprefix(_TABLE): t for n, t in tensors.items() if n.startswith(_TABLE)})
+        except InputError as e:
+            raise CheckpointMismatch(f"the checkpoint's table is not that of this model: {e}") from e
         weights = {n.removeprefix(_MODEL): as_tensor(t) for n, t in tensors.items() if n.startswith(_MODEL)}
         wanted = module.state_dict()
         for name, value in wanted.items():
@@ -86,6 +89,12 @@ class RankerSpec:
                     f"the checkpoint has {found} for the weight {name!r} of the {self.name} model, which has "
                     f"{tuple(value.shape)}; it was written for another model: train again with `thinrow train`"
                 )
+        unknown = sorted(set(weights) - set(wanted))
+        if unknown:
+            raise CheckpointMismatch(
+                f"the checkpoint has a weight {unknown[0]!r}, which the {self.name} model has not; it was written for "
+                "another model: train again with `thinrow train`"
+            )
         module.load_state_dict(weights)
         return module, table
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from thinrow.core.errors import InputError
 
@@ -37,21 +38,32 @@ def _replace(config: Any, path: list[str], name: str, text: str) -> Any:
         if not dataclasses.is_dataclass(value):
             raise InputError(f"{name!r} goes into {path[0]!r}, which is {value!r} and holds no further values")
         return dataclasses.replace(config, **{path[0]: _replace(value, path[1:], name, text)})
-    return dataclasses.replace(config, **{path[0]: _parse(value, name, text)})
-
-
-def _parse(value: Any, name: str, text: str) -> Any:
     if dataclasses.is_dataclass(value) or hasattr(value, "to_dict"):
         raise InputError(f"{name!r} is a {type(value).__name__}; set one of its values, or write a recipe of your own")
+    kind = get_type_hints(type(config))[path[0]]
+    return dataclasses.replace(config, **{path[0]: _parse(kind, name, text)})
+
+
+def _parse(kind: Any, name: str, text: str) -> Any:
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError:
         parsed = text
     if isinstance(parsed, list):
         parsed = tuple(parsed)
-    if isinstance(value, float) and isinstance(parsed, int) and not isinstance(parsed, bool):
+    if type(parsed) is int and not _fits(parsed, kind):
         parsed = float(parsed)
-    # Values that may be None have no type to hold the text against; the dataclass checks them.
-    if value is not None and parsed is not None and type(parsed) is not type(value):
-        raise InputError(f"{name}={text} is of type {type(parsed).__name__}; {name} is {value!r}: give the like")
+    if not _fits(parsed, kind):
+        wanted = getattr(kind, "__name__", str(kind)) if not get_args(kind) else str(kind)
+        raise InputError(f"{name}={text} is of type {type(parsed).__name__}; it must be of type {wanted}")
     return parsed
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a parsed value is of an annotated type: plain types, unions, and tuples of one type."""
+    arguments = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(value, k) for k in arguments)
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_fits(v, arguments[0]) for v in value)
+    return type(value) is kind

@@ -35,13 +35,21 @@ def find_recipe(name: str) -> Recipe:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:
+        raise InputError(f"{file} cannot be run: {type(e).__name__}: {e}") from e
     found = getattr(module, function, None)
     if not callable(found):
         raise InputError(f"{file} has no function {function!r}; write `def {function}() -> TrainConfig`")
 
     def recipe() -> TrainConfig:
-        config = found()
+        try:
+            config = found()
+        except InputError:
+            raise
+        except Exception as e:
+            raise InputError(f"{name} failed: {type(e).__name__}: {e}; a recipe is called without arguments") from e
         if not isinstance(config, TrainConfig):
             raise InputError(f"{name} returned a {type(config).__name__}; a recipe returns a TrainConfig")
         return config

@@ -50,7 +50,7 @@ class ExampleSchema:
             raise SchemaError(f"field {sorted(twice)[0]!r} appears twice; each must be unique")
         items = [f for f in self.candidates if f.name == self.item]
         if not items or items[0].dtype != "int64":
-            raise SchemaError(f"item {self.item!r} must be a candidate field of dtype int64")
+            raise SchemaError(f"item {self.item!r} must be a candidate field of dtype int64; number or hash text ids")
         for name, window in self.outcomes:
             if window <= 0:
                 raise SchemaError(f"outcome {name!r} has a window of {window} ms; it must be 1 or more")

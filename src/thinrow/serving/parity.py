@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow.compute as pc
 import torch
 
 from thinrow.checkpoints import Checkpoint
+from thinrow.core.errors import SchemaError
 from thinrow.dpp import RowFilter
 from thinrow.dpp.client import Pinnable, loader
 from thinrow.examples.table import ExampleTable
@@ -51,7 +51,14 @@ def compare(
 
     Raises:
         CheckpointMismatch: it is no ranker's checkpoint.
+        SchemaError: ``served`` is no table of a ranker's impressions.
     """
+    fields = {f.name for f in (*served.example_schema.context, *served.example_schema.candidates)}
+    for wanted in (INPUT_DIGEST, SCORE):
+        if wanted.name not in fields:
+            raise SchemaError(
+                f"the table has no field {wanted.name!r}; join the impressions of a Ranker with ranker.schema"
+            )
     ranker = SavedRanker.of(checkpoint.meta, checkpoint.tensors, checkpoint.path)
     spec, inputs_spec = ranker.spec, ranker.spec.inputs
     reader = loader(
@@ -61,12 +68,13 @@ def compare(
     with torch.inference_mode():
         for batch in reader:
             inputs = RankerInputs(inputs_spec, batch.histories, batch.features, batch.request_ts)
-            logged = batch.context[INPUT_DIGEST.name].to_arrow()
-            n_inputs += pc.sum(pc.not_equal(logged, inputs.fingerprints())).as_py() or 0
+            logged = batch.context[INPUT_DIGEST.name].to_arrow().to_pylist()
+            n_inputs += sum(a != b for a, b in zip(logged, inputs.fingerprints(), strict=True))
             scores = batch.candidates[SCORE.name].values
             off = np.abs(torch.sigmoid(ranker.module(inputs)).numpy() - scores)
-            largest = max(largest, float(off.max(initial=0)))
+            # NaN is no agreement, and the largest there is.
+            largest = float(np.maximum(largest, off.max(initial=0)))
             row_of = inputs.example_of.numpy()
-            n_scores += len(np.unique(row_of[off > SCORE_TOLERANCE]))
+            n_scores += len(np.unique(row_of[~(off <= SCORE_TOLERANCE)]))
             n_requests += len(batch)
     return Parity(n_requests, n_inputs, n_scores, largest)

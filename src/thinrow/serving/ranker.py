@@ -28,9 +28,11 @@ import torch
 from thinrow.checkpoints import Checkpoint, load
 from thinrow.core.errors import InputError, SchemaError
 from thinrow.core.ragged import offsets_of
+from thinrow.core.users import as_users
 from thinrow.examples.log import ImpressionLog
 from thinrow.examples.records import Impressions
 from thinrow.features.featurize import featurize
+from thinrow.history.intake import request_times
 from thinrow.history.reconstruct import reconstruct
 from thinrow.history.snapshot import Snapshot
 from thinrow.history.store import HistoryStore
@@ -146,9 +148,14 @@ class Ranker:
             InputError: k below 1, a user twice, a field is missing or unknown, rows do not match.
             SchemaError: a value is not of its field's dtype.
         """
-        if k < 1:
-            raise InputError(f"k={k}; it must be 1 or more")
-        seen = seen or self._store.snapshot(users, request_ts)
+        if not isinstance(k, int) or k < 1:
+            raise InputError(f"k={k!r}; it must be a whole number, 1 or more")
+        ids, counts = np.unique(np.asarray(request_id), return_counts=True)
+        if (counts > 1).any():
+            raise InputError(f"request_id {ids[counts > 1][0]} appears twice; each request needs an id of its own")
+        if seen is None:
+            seen = self._store.snapshot(users, request_ts)
+        self._check_seen(seen, users, request_ts)
         asked = Impressions.of(
             self.request_schema,
             request_id,
@@ -161,10 +168,24 @@ class Ranker:
         )
         histories = reconstruct(seen.generation, seen.requests, self.spec.projection).histories
         probability = self._score(histories, asked.context, asked.candidates, seen.requests.request_ts)
+        wrong = np.flatnonzero(~np.isfinite(probability))
+        if len(wrong):
+            row = int(np.searchsorted(asked.candidates[self.schema.item].offsets, wrong[0], side="right")) - 1
+            raise InputError(
+                f"request {asked.request_id[row]} has a score of {probability[wrong[0]]}: an input of it is NaN or "
+                f"infinite, "
+                "or the model is; check the numbers of candidates and events. Nothing was logged"
+            )
         ranked = self._best(histories, asked, probability, k)
         if self._log is not None:
             self._log.append(ranked.impressions)
         return ranked
+
+    def _check_seen(self, seen: Snapshot, users: object, request_ts: npt.ArrayLike) -> None:
+        asked = as_users(users, self._store.schema.user_kind)
+        times = request_times(request_ts, len(asked))
+        if not np.array_equal(seen.requests.users, asked) or not np.array_equal(seen.requests.request_ts, times):
+            raise InputError("the snapshot is of other users or times than the requests; pass that of these requests")
 
     def _read(
         self,
@@ -220,4 +241,5 @@ def best(
     row = np.repeat(np.arange(len(lengths)), lengths)
     order = np.lexsort((-scores, row))
     rank = np.arange(len(order)) - np.repeat(offsets[:-1], lengths)
+    k = min(k, len(scores))
     return order[rank < k], offsets_of(np.minimum(lengths, k))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,11 +47,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in (*_POSITIVE, "keep"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)}; it must be 1 or more")
+            if not 1 <= getattr(self, name) < 1 << 31:
+                raise InputError(f"{name}={getattr(self, name)}; it must be from 1 to 2^31 - 1")
         for name in ("dense_lr", "sparse_lr"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name}={getattr(self, name)}; it must be above 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name}={getattr(self, name)}; it must be above 0 and finite")
         if self.sparse_optimizer not in ("adagrad", "adam"):
             raise InputError(f"sparse_optimizer={self.sparse_optimizer!r}; there are adagrad and adam")
 

@@ -74,8 +74,11 @@ def score(
     """Score every example that passes ``rows``, once.
 
     Raises:
-        InputError: none does.
+        InputError: none does, or the table does not have the label.
     """
+    if spec.label not in dict(table.example_schema.outcomes):
+        names = ", ".join(dict(table.example_schema.outcomes))
+        raise InputError(f"the model predicts {spec.label!r}; the table has the outcomes {names}: pass its own table")
     rows = rows or RowFilter()
     reader = loader(
         store, table, projection=spec.projection, plan=spec.plan, threads=threads, base_rows=256, block=1, rows=rows

@@ -7,10 +7,10 @@ step that learns from it.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thinrow.checkpoints import Checkpoint, load, save, steps
-from thinrow.core.errors import CheckpointMismatch, InputError, StoreNotFound
+from thinrow.checkpoints import Checkpoint, load, save
+from thinrow.core.errors import CheckpointMismatch, InputError, ObjectNotFound, StoreNotFound
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.client import Loader, Pinnable, loader
 from thinrow.embeddings import SparseAdagrad, SparseAdam
@@ -29,10 +29,12 @@ from thinrow.history.archive.generation import Generation
 from thinrow.jagged.torch import JaggedTensor
 from thinrow.models import RankerInputs, SavedRanker, saved
 from thinrow.training.config import TrainConfig
+from thinrow.training.log import StepLog, cut_log
 from thinrow.training.metrics import ProgressiveNE
 from thinrow.training.optimizer_state import load_optimizer, optimizer_tensors
 
-LOG = "log.jsonl"
+#: What a checkpoint of a run has beside its tensors.
+_META = ("train", "event_schema", "example_schema", "generation", "snapshot_id", "reader", "progressive", "tensors")
 
 #: Called after each step with the step's number (from 1), the number of all steps and the step's record.
 OnStep = Callable[[int, int, dict[str, Any]], None]
@@ -116,11 +118,14 @@ class Trainer:
     def run(
         self, out: Path | None = None, *, stop_after: int | None = None, on_step: OnStep | None = None
     ) -> TrainResult:
-        """Train to the end, or to step ``stop_after``; checkpoints and the log of steps go to ``out``."""
+        """Train to the end, or to step ``stop_after`` of the run (one more step where that has passed); checkpoints and
+        the log of steps go to ``out``."""
+        if stop_after is not None and stop_after < 1:
+            raise InputError(f"stop_after={stop_after}; it must be 1 or more, or None for the end")
         result, began = TrainResult(), time.perf_counter()
         waited = self.loader.stats.waited_s
         self.module.train()
-        with _StepLog(out) as log:
+        with StepLog(out) as log:
             for batch in self.loader:
                 loss, record = self.step(batch)
                 result.losses.append(loss)
@@ -128,8 +133,9 @@ class Trainer:
                 result.candidates += record["candidates"]
                 log.write(record)
                 step = batch.t + 1
-                last = step in (len(self.loader), stop_after)
+                last = step == len(self.loader) or (stop_after is not None and step >= stop_after)
                 if out is not None and (last or step % self.config.checkpoint_every == 0):
+                    log.sync()
                     self.save(out, step)
                 if on_step is not None:
                     on_step(step, len(self.loader), record)
@@ -175,6 +181,7 @@ class Trainer:
             "progressive": self.progressive.state(),
         }
         tensors = saved(self.module, self.embeddings) | optimizer_tensors(self.dense)
+        meta["tensors"] = sorted(tensors)
         return save(out, step, tensors=tensors, meta=meta, keep=config.keep)
 
     def resume(self, out: Path) -> int:
@@ -182,26 +189,33 @@ class Trainer:
         that was never interrupted.
 
         Raises:
-            CheckpointMismatch: there is none, or it was written by another configuration, store or table.
+            CheckpointNotFound: there is none.
+            CheckpointMismatch: it was written by another configuration, store or table.
         """
         checkpoint = load(out)
-        mine, theirs = self.config.to_dict(), checkpoint.meta["train"]
-        for name in mine:
-            if mine[name] != theirs.get(name):
-                plans = mine["ranker"]["plan"], theirs.get("ranker", {}).get("plan")
-                what = f"another {name!r}" if plans[0] == plans[1] else "another feature plan"
-                raise CheckpointMismatch(
-                    f"{checkpoint.path} was written with {what}; resume with the configuration of the run, or train "
-                    "into another folder"
-                )
+        meta = checkpoint.meta
+        lacking = [n for n in _META if n not in meta]
+        if lacking or meta["tensors"] != sorted(checkpoint.tensors):
+            what = f"it lacks {lacking[0]!r}" if lacking else "its tensors are not those that it was written with"
+            raise CheckpointMismatch(f"{checkpoint.path} is no checkpoint of a run: {what}; train into another folder")
+        differs = _first_difference(self.config.to_dict(), meta["train"])
+        if differs is not None:
+            raise CheckpointMismatch(
+                f"{checkpoint.path} was written with another {differs}; resume with the configuration of the run, or "
+                "train into another folder"
+            )
         self._check_place(checkpoint)
-        self._open(checkpoint.meta["snapshot_id"])
+        # The run's own generation, while it is there: where late events came since, requests share fewer passes on a
+        # later one, and the same histories give the same losses only to rounding.
+        with contextlib.suppress(ObjectNotFound):
+            self.generation = self.generation.at(meta["generation"])
+        self._open(meta["snapshot_id"])
         self.loader.load_state_dict(checkpoint.meta["reader"])
         self.module, self.embeddings = self.config.ranker.restore(checkpoint.tensors)
         self._make_optimizers()
         load_optimizer(self.dense, checkpoint.tensors)
         self.progressive = ProgressiveNE.from_state(checkpoint.meta["progressive"])
-        _cut_log(out, checkpoint.step)
+        cut_log(out, checkpoint.step)
         return checkpoint.step
 
     def _check_place(self, checkpoint: Checkpoint) -> None:
@@ -249,40 +263,24 @@ def train(
     folder = None if out is None else Path(out)
     if folder is not None and resume:
         trainer.resume(folder)
-    elif folder is not None and steps(folder):
-        raise InputError(f"{folder} holds checkpoints of an earlier run; pass --resume to go on, or another folder")
+    elif folder is not None and any(folder.glob("step-*")):
+        raise InputError(
+            f"{folder} holds checkpoints of an earlier run; resume it (resume=True, --resume), or take another"
+        )
     elif folder is not None:
-        _cut_log(folder, 0)
+        cut_log(folder, 0)
     return trainer, trainer.run(folder, on_step=on_step)
 
 
-class _StepLog:
-    """One JSON line a step; nothing where there is no folder."""
-
-    def __init__(self, out: Path | None) -> None:
-        self._file = None
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            self._file = (out / LOG).open("a", encoding="utf-8")
-
-    def write(self, record: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
-
-    def __enter__(self) -> _StepLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
-def _cut_log(out: Path, step: int) -> None:
-    """Drop what the log has beyond ``step``: a killed run took steps after its last checkpoint."""
-    path = out / LOG
-    if not path.exists():
-        return
-    # Each run logs every step from 1 on, so that line i is step i; the last may be torn.
-    kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[:step]
-    path.write_text("".join(kept), encoding="utf-8")
+def _first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> str | None:
+    """The dotted name of the first value that differs, or "feature plan"; None where nothing does."""
+    for name in sorted({*mine, *theirs}):
+        a, b = mine.get(name), theirs.get(name)
+        if a == b:
+            continue
+        if prefix + name == "ranker.plan":
+            return "feature plan"
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            return _first_difference(a, b, f"{prefix}{name}.")
+        return repr(prefix + name)
+    return None

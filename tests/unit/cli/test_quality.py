@@ -25,7 +25,7 @@ def report_of(ne: dict[tuple[str, str], list[float]], differences: int = 0) -> d
     cost = {"steps": 5, "requests": 40, "candidates": 800, "seconds": 2.0, "waited_s": 0.5, "keys": 9}
     trained = [{"ne_progressive": s["ne"] + 0.1, **cost} for s in scored]
     served = {"requests": 10, "input_differences": differences, "score_differences": 0, "top": 10}
-    served |= {"largest_score_difference": 1e-7, "ranked": 10, "outcomes": 4, "outcomes_in_top": 3}
+    served |= {"largest_score_difference": 1e-7, "ranked": 10, "outcomes": 4, "outcomes_in_top": 3, "random_share": 0.5}
     return {
         **tabulate(cells, trained, [s | held_out for s in scored]),
         "single_column": {"column": "m_count", "auc": 0.7},
@@ -61,7 +61,8 @@ def test_the_page_says_whether_a_longer_history_helps(
     short: list[float], long: list[float], verdict: str, words: str
 ) -> None:
     report = report_of(of_models(short, long))
-    first, *_, models, parity = quality_findings(report)
+    first, *_, models, single, parity = quality_findings(report)
+    assert "No column tells as much" in single.text
     assert first.verdict == verdict
     assert re.search(words, first.text)
     assert models.verdict == "even"

@@ -9,25 +9,24 @@ import torch
 
 from thinrow.core.errors import InputError
 from thinrow.jagged import Column, Jagged
-from thinrow.jagged import torch as jagged_torch
 from thinrow.jagged.torch import Columns, JaggedTensor, TorchHistories, tensor
 from thinrow.testing.histories import random_histories
 
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("seed", range(6))
-def test_sum_mean_and_padded_equal_the_copies(seed: int, share: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jagged_torch, "_BLOCK_REQUESTS", 5)
+def test_sum_mean_and_padded_equal_the_copies(seed: int, share: bool) -> None:
     rng = np.random.default_rng(seed)
     histories, _ = random_histories(rng, n_users=4, n_requests=40, max_len=(None, 5)[seed % 2], late=0.2)
     x = torch.randn(len(histories.events), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     seen = TorchHistories(histories, share=share)
     index, offsets = histories.positions()
-    padded, mask = seen.padded(x, 4)
+    held = x[np.unique(index)]
+    padded, mask = seen.padded(held, 4)
     for i in range(len(histories)):
         own = x[index[offsets[i] : offsets[i + 1]]]
-        torch.testing.assert_close(seen.sum(x)[i], own.sum(0))
-        torch.testing.assert_close(seen.mean(x)[i], own.mean(0) if len(own) else torch.zeros(3, dtype=torch.float64))
+        torch.testing.assert_close(seen.sum(held)[i], own.sum(0))
+        torch.testing.assert_close(seen.mean(held)[i], own.mean(0) if len(own) else torch.zeros(3, dtype=torch.float64))
         newest = own[-4:]
         assert torch.equal(padded[i, : len(newest)], newest)
         assert mask[i].tolist() == [j < len(newest) for j in range(4)]
@@ -37,11 +36,23 @@ def test_sum_mean_and_padded_equal_the_copies(seed: int, share: bool, monkeypatc
 
 def test_the_gradient_of_a_sum_counts_the_requests_that_see_an_event() -> None:
     histories, _ = random_histories(np.random.default_rng(3), n_requests=20)
-    x = torch.zeros(len(histories.events), 1, dtype=torch.float64, requires_grad=True)
-    TorchHistories(histories).sum(x).sum().backward()
     index, _ = histories.positions()
+    x = torch.zeros(len(np.unique(index)), 1, dtype=torch.float64, requires_grad=True)
+    TorchHistories(histories).sum(x).sum().backward()
     assert x.grad is not None
-    assert x.grad[:, 0].tolist() == np.bincount(index, minlength=len(histories.events)).tolist()
+    assert x.grad[:, 0].tolist() == np.bincount(index)[np.unique(index)].tolist()
+
+
+def test_events_that_no_example_sees_are_left_out() -> None:
+    histories, _ = random_histories(np.random.default_rng(3), n_requests=4, max_len=3)
+    index, _ = histories.positions()
+    assert len(np.unique(index)) < len(histories.events)
+    seen = TorchHistories(histories)
+    kept = histories.events.columns["item"].values[np.unique(index)]
+    assert seen.columns["item"].tolist() == seen.numpy_columns["item"].values.tolist() == kept.tolist()
+    assert len(seen.event_ts) == len(kept)
+    with pytest.raises(KeyError, match="there are item"):
+        seen.columns["price"]
 
 
 def test_tensors_share_the_memory_of_their_columns() -> None:
@@ -65,6 +76,31 @@ def test_text_has_no_tensor_and_the_error_says_what_to_do() -> None:
     assert list(columns) == ["brand"]
     with pytest.raises(InputError, match="'brand' is text; hash it"):
         columns["brand"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_nan_reaches_only_who_sees_it(bad: float) -> None:
+    histories, _ = random_histories(np.random.default_rng(5), n_users=3, n_requests=20, max_len=6, late=0.3)
+    seen = TorchHistories(histories)
+    index, offsets = histories.positions()
+    for at, event in enumerate(np.unique(index)):
+        x = torch.ones(len(seen.event_ts), 2)
+        x[at, 0] = bad
+        sums, padded = seen.sum(x), seen.padded(x, 8)[0]
+        for i in range(20):
+            sees = event in index[offsets[i] : offsets[i + 1]]
+            assert bool(sums[i, 0].isfinite()) != sees
+            assert bool(padded[i].isfinite().all()) != sees
+
+
+def test_values_must_be_one_an_event() -> None:
+    histories, _ = random_histories(np.random.default_rng(5))
+    seen = TorchHistories(histories)
+    for wrong in (-1, 1):
+        x = torch.ones(len(seen.event_ts) + wrong, 2)
+        for work in (seen.sum, seen.mean, lambda v: seen.padded(v, 3)):
+            with pytest.raises(InputError, match="give one for each unique event"):
+                work(x)
 
 
 def test_histories_without_events() -> None:

@@ -19,7 +19,7 @@ def test_outputs_go_where_their_domain_says() -> None:
     spec = memory_spec("hstu")
     requests = Requests.random(0)
     inputs = requests.inputs(spec)
-    assert inputs.event_keys.shape == (len(requests.histories.events), 2)
+    assert inputs.event_keys.shape == (len(np.unique(requests.histories.positions()[0])), 2)
     assert inputs.candidate_keys.shape[1] == 2
     assert inputs.candidate_numbers[:, 0].tolist() == requests.candidates["price"].values.tolist()
     assert inputs.context_keys.shape == (len(requests.histories), 1)

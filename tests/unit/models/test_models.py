@@ -178,7 +178,8 @@ def dense_hstu(module: HSTURanker, config: HSTUConfig, requests: Requests, input
         v, q, k = (t.view(config.heads, -1) for t in (v, q, k))
         return [u, v, turn(q, time_ms, position), turn(k, time_ms, position)]
 
-    states = [module.event_token(torch.cat([embedded.event_EFd[e].flatten(), embedded.event_EN[e]])) for e in seen]
+    held = np.searchsorted(np.unique(index), seen)
+    states = [module.event_token(torch.cat([embedded.event_EFd[e].flatten(), embedded.event_EN[e]])) for e in held]
     times = [int(t) for t in requests.histories.events.event_ts[seen]]
     tokens = {i: token(i) for i in shown}
     candidates = dict(tokens)

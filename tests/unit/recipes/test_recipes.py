@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from thinrow.cli.train import command
 from thinrow.core.errors import InputError
 from thinrow.recipes.override import override
 from thinrow.recipes.registry import RECIPES, find_recipe
@@ -21,6 +22,11 @@ def test_a_recipe_is_data_that_survives_json(name: str) -> None:
     assert again == config
     module, _ = config.ranker.build()
     assert sum(p.numel() for p in module.parameters()) > 0
+
+
+def test_the_commands_help_names_every_recipe() -> None:
+    assert command.help is not None
+    assert all(name in command.help for name in RECIPES)
 
 
 def test_values_change_by_their_dotted_names() -> None:
@@ -43,7 +49,13 @@ def test_values_change_by_their_dotted_names() -> None:
         ("epochs", "two", "is of type str"),
         ("epochs", "true", "is of type bool"),
         ("epochs", "1.5", "is of type float"),
-        ("epochs", "0", "epochs=0; it must be 1 or more"),
+        ("epochs", "null", "must be of type int"),
+        ("dense_lr", "null", "must be of type float"),
+        ("ranker.projection.max_len", "2.5", "is of type float; it must be of type int | None"),
+        ("ranker.projection.max_len", "abc", "is of type str"),
+        ("rows.user_share", "abc", "is of type str"),
+        ("ranker.model.shortest_ms", "0", "shortest_ms=0"),
+        ("epochs", "0", "epochs=0; it must be from 1"),
         ("ranker.model", "3", "is a HSTUConfig; set one of its values"),
         ("ranker.plan", "3", "is a FeaturePlan"),
         ("sparse_optimizer", "sgd", "there are adagrad and adam"),

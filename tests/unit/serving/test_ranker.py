@@ -152,6 +152,41 @@ def test_a_user_asks_once_a_call(world: World, checkpoint: Checkpoint) -> None:
         )
 
 
+def test_a_snapshot_of_other_requests_is_refused(world: World, checkpoint: Checkpoint) -> None:
+    with world.store() as store:
+        ranker = Ranker(store, checkpoint)
+        for users, now in (([1, 4, 10], world.end_ms), (USERS, world.end_ms - 1)):
+            with pytest.raises(InputError, match="of other users or times"):
+                rank(ranker, world.end_ms, seen=store.snapshot(users, now))
+
+
+def test_an_id_twice_is_refused(world: World, checkpoint: Checkpoint) -> None:
+    one = {"candidates": {"item": [[1], [2]], "brand": [["a"], ["b"]]}, "context": {"city": ["", ""]}}
+    with world.store() as store, pytest.raises(InputError, match="request_id 7 appears twice"):
+        Ranker(store, checkpoint).rank([7, 7], [1, 4], world.end_ms, **one)
+
+
+def test_a_score_that_is_no_number_is_neither_given_nor_logged(
+    world: World, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    broken = {n: np.full_like(t, np.nan) if n.startswith("model.") else t for n, t in checkpoint.tensors.items()}
+    bad = dataclasses.replace(checkpoint, tensors=broken)
+    with world.store() as store:
+        log = ImpressionLog(tmp_path / "shown", store.schema, Ranker(store, checkpoint).schema)
+        with pytest.raises(InputError, match="request 0 has a score of nan"):
+            rank(Ranker(store, bad, log=log), world.end_ms)
+        assert not list(log.scan())
+        rank(Ranker(store, checkpoint, log=log), world.end_ms)
+        schemas = {"event_schema": store.schema, "example_schema": log.example_schema}
+        with ExampleTable.create(tmp_path / "served", **schemas, n_buckets=2) as table:
+            join_logs(log, OutcomeLog(tmp_path / "bought"), table, world.end_ms + DAY_MS)
+            parity = compare(bad, store, table)
+        assert parity.score_differences == parity.requests == 3
+        assert np.isnan(parity.largest_score_difference)
+        with world.table() as trained, pytest.raises(SchemaError, match="no field 'input_digest'"):
+            compare(checkpoint, store, trained)
+
+
 def test_requests_without_candidates_get_an_empty_list(world: World, checkpoint: Checkpoint) -> None:
     nothing: list[list[Any]] = [[], [], []]
     with world.store() as store:

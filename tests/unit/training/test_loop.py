@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
-from thinrow.checkpoints import load, steps
+from thinrow.checkpoints import load, save, steps
 from thinrow.core.errors import CheckpointMismatch, CheckpointNotFound, CorruptionError, InputError
 from thinrow.core.units import DAY_MS
 from thinrow.dpp import RowFilter
 from thinrow.features import FeaturePlan, Hash, Source
+from thinrow.history.store import HistoryStore
 from thinrow.models import SavedRanker
 from thinrow.testing.rankers import CONFIGS, world_config
 from thinrow.testing.world import World, make_world
 from thinrow.training import TrainConfig, Trainer, TrainResult, evaluate, score, train
-from thinrow.training.loop import LOG, loss_of
+from thinrow.training.log import LOG
+from thinrow.training.loop import loss_of
 
 both = pytest.mark.parametrize("name", sorted(CONFIGS))
 
@@ -74,6 +77,8 @@ def test_a_run_resumed_at_a_checkpoint_has_the_losses_of_one_that_was_not_interr
     # What a killed run leaves: steps beyond its checkpoint, the last line torn.
     with (tmp_path / "part" / LOG).open("a") as log:
         log.write('{"step": 99, "loss": 0.0}\n{"st')
+    with (tmp_path / "part" / LOG).open("ab") as log_bytes:
+        log_bytes.write(b"\xff\x00")
     _, rest = run(world, config, out=tmp_path / "part", resume=True)
     assert whole.losses[stop:] == rest.losses
     assert whole.ne == rest.ne
@@ -96,6 +101,70 @@ def test_resuming_reads_the_generation_and_snapshot_of_the_time_or_later_ones(wo
         store.compact(full=True)
     _, rest = run(moved, config, out=tmp_path / "part", resume=True)
     assert whole.losses[4:] == rest.losses
+
+
+def late_events(store: HistoryStore, item: int) -> None:
+    """An event of each user that no request of the world saw, in the middle of what they saw, and archived."""
+    users = store.users()
+    at = np.full(len(users), 1_005 * DAY_MS)
+    store.append(pa.table({"user": users, "ts": at, "item": np.full(len(users), item), "brand": ["x"] * len(users)}))
+    store.compact()
+
+
+@both
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+def test_an_event_that_no_example_sees_moves_nothing(world: World, name: str, optimizer: str, tmp_path: Path) -> None:
+    ends = []
+    for item in (3, 17):
+        folder = tmp_path / str(item)
+        shutil.copytree(world.store_path, folder)
+        changed = dataclasses.replace(world, store_path=folder)
+        with changed.store() as store:
+            late_events(store, item)
+        trainer, result = run(changed, world_config(name, sparse_optimizer=optimizer, epochs=2))
+        ends.append((result.losses, trainer.embeddings.state()))
+    assert ends[0][0] == ends[1][0]
+    for key, values in ends[0][1].items():
+        np.testing.assert_array_equal(values, ends[1][1][key])
+
+
+@both
+def test_late_events_that_came_since_do_not_change_a_resumed_run(world: World, name: str, tmp_path: Path) -> None:
+    shutil.copytree(world.store_path, tmp_path / "store")
+    moved = dataclasses.replace(world, store_path=tmp_path / "store")
+    config = world_config(name, checkpoint_every=1)
+    _, whole = run(moved, config)
+    with moved.store() as store, moved.table() as table:
+        Trainer(config, store, table).run(tmp_path / "part", stop_after=4)
+        late_events(store, 3)
+    _, rest = run(moved, config, out=tmp_path / "part", resume=True)
+    assert whole.losses[4:] == rest.losses
+
+
+def test_a_folder_with_a_damaged_checkpoint_is_not_trained_over(world: World, tmp_path: Path) -> None:
+    run(world, world_config("dlrm"), out=tmp_path)
+    log = (tmp_path / LOG).read_text()
+    for file in tmp_path.glob("step-*/*"):
+        file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(InputError, match="holds checkpoints of an earlier run"):
+        run(world, world_config("dlrm"), out=tmp_path)
+    assert (tmp_path / LOG).read_text() == log
+
+
+@pytest.mark.parametrize("lacking", ["train", "reader", "generation", "tensors"])
+def test_what_is_no_checkpoint_of_a_run_is_not_resumed(world: World, tmp_path: Path, lacking: str) -> None:
+    config = world_config("dlrm")
+    with world.store() as store, world.table() as table:
+        Trainer(config, store, table).run(tmp_path / "run", stop_after=2)
+    found = load(tmp_path / "run")
+    meta = {k: v for k, v in found.meta.items() if k != lacking}
+    save(tmp_path / "other", 2, tensors=found.tensors, meta=meta)
+    with pytest.raises(CheckpointMismatch, match=f"it lacks '{lacking}'"):
+        run(world, config, out=tmp_path / "other", resume=True)
+    fewer = {k: v for k, v in found.tensors.items() if not k.startswith("dense_optimizer")}
+    save(tmp_path / "fewer", 2, tensors=fewer, meta=found.meta)
+    with pytest.raises(CheckpointMismatch, match="its tensors are not those"):
+        run(world, config, out=tmp_path / "fewer", resume=True)
 
 
 def test_the_loss_is_a_sum_over_the_labelled_candidates_divided_by_their_number() -> None:
@@ -124,7 +193,7 @@ def test_checkpoints_are_kept_up_to_a_number_and_hold_the_readers_place(world: W
             ),
             "another feature plan",
         ),
-        (lambda c: c.with_history(5), "another 'ranker'"),
+        (lambda c: c.with_history(5), "another 'ranker.projection.max_len'"),
     ],
 )
 def test_resuming_with_another_configuration_is_refused(
@@ -135,7 +204,7 @@ def test_resuming_with_another_configuration_is_refused(
         Trainer(config, store, table).run(tmp_path, stop_after=2)
     with pytest.raises(CheckpointMismatch, match=message):
         run(world, change(config), out=tmp_path, resume=True)
-    with pytest.raises(InputError, match="holds checkpoints of an earlier run; pass --resume"):
+    with pytest.raises(InputError, match="holds checkpoints of an earlier run; resume it"):
         run(world, config, out=tmp_path)
 
 

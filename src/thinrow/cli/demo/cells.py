@@ -108,6 +108,7 @@ def single_columns(place: Place, config: TrainConfig, held_out: RowFilter) -> di
                 rows=rows,
                 threads=1,
                 base_rows=128,
+                block=1,
             )
             for batch in reader:
                 if batch.t >= _SINGLE_COLUMN_BATCHES:

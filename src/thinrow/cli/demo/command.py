@@ -81,6 +81,8 @@ def _learner() -> Learn:
 
     try:
         from thinrow.cli.demo.learn import DemoLearner
+    except ModuleNotFoundError as e:
+        raise MissingExtraError(e.name or "torch", "demo") from e
     except MissingExtraError as e:
         raise MissingExtraError("torch", "demo") from e
     return DemoLearner

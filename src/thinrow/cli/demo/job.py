@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -138,7 +138,7 @@ def run_demo(config: DemoConfig, console: Console, learn: Learn | None = None) -
         data = _load(config)
         advance()
     with stages.stage("compile_kernels"), stages.bar("compiling kernels (once)", 1) as advance:
-        _warm_up(data, learn)
+        _warm_up(config, data, learn)
         advance()
     report = _run(config, data, stages, learn)
     report["seconds"]["total"] = time.perf_counter() - began
@@ -169,10 +169,10 @@ def _load(config: DemoConfig) -> DemoData:
     return data
 
 
-def _warm_up(data: DemoData, learn: Learn | None) -> None:
+def _warm_up(config: DemoConfig, data: DemoData, learn: Learn | None) -> None:
     """The whole job on a few users, so that no timed figure holds the compilation of a kernel."""
     with tempfile.TemporaryDirectory() as folder:
-        config = DemoConfig(out=Path(folder), n_buckets=2)
+        config = replace(config, out=Path(folder), n_buckets=2)
         _prepare(config.out)
         part = data.small_part(n_users=6, n_bundles=40)
         _run(config, part, Stages(Console(quiet=True)), learn, is_warm_up=True)

@@ -110,6 +110,7 @@ class _Serving:
         self._followed = OutcomeLog(run.config.out / "served_outcomes")
         self.ranker = Ranker(run.store, self._checkpoint, log=self._shown, arm=cell.model)
         self._ranked = self._outcomes = self._outcomes_in_top = 0
+        self._expected_at_random = 0.0
 
     def rank(self, rows: npt.NDArray[np.int64], taken: Snapshot) -> None:
         data, fields = self._run.data, self.ranker.request_schema
@@ -129,6 +130,9 @@ class _Serving:
         followed = ranked.request_id[of_request[hit]], ranked.candidates[data.item].values[hit]
         self._followed.append(Outcomes.of(data.outcome, *followed, taken.requests.request_ts[of_request[hit]]))
         self._ranked += len(rows)
+        row_of = np.repeat(np.arange(len(rows)), labels.lengths)
+        followed_of = np.bincount(row_of[labels.values > 0], minlength=len(rows))
+        self._expected_at_random += float((followed_of * np.minimum(TOP / np.maximum(labels.lengths, 1), 1)).sum())
         self._outcomes += int((labels.values > 0).sum())
         self._outcomes_in_top += int(hit.sum())
 
@@ -152,6 +156,7 @@ class _Serving:
             "top": TOP,
             "outcomes": self._outcomes,
             "outcomes_in_top": self._outcomes_in_top,
+            "random_share": self._expected_at_random / max(self._outcomes, 1),
         }
 
 

@@ -67,6 +67,8 @@ def quality_findings(report: Mapping[str, Any]) -> list[Finding]:
             found.append(_length_finding(model, own[0], own[-1]))
     if all(of_model.values()):
         found.append(_model_finding(of_model["hstu"][-1], of_model["dlrm"][-1]))
+    if rows:
+        found.append(_single_finding(rows, report["single_column"]))
     if "online_offline_differences" in report:
         found.append(_parity_finding(report))
     return found
@@ -98,6 +100,15 @@ def _model_finding(hstu: Mapping[str, Any], dlrm: Mapping[str, Any]) -> Finding:
         f"HSTU {word} the pooled DLRM {at}: held-out NE {hstu['ne']:.4f} against {dlrm['ne']:.4f}, "
         f"{percent(abs(gain))}{half} {'more' if gain < 0 else 'less'}.",
     )
+
+
+def _single_finding(rows: Sequence[Mapping[str, Any]], single: Mapping[str, Any]) -> Finding:
+    best = max(rows, key=lambda r: float(r["auc"]))
+    what = f"the best model, {MODEL_NAMES[best['model']]} on {lengths(best['history'])}, has AUC {best['auc']:.4f}"
+    text = f"{what}; the best single input column, {single['column']}, has {single['auc']:.4f} alone."
+    if single["auc"] >= best["auc"]:
+        return Finding("behind", f"The models learn less than one column tells: {text}")
+    return Finding("ahead", f"No column tells as much as the models: {text}")
 
 
 def _parity_finding(report: Mapping[str, Any]) -> Finding:

@@ -46,11 +46,14 @@ def quality_section(report: Mapping[str, Any]) -> str:
         ],
     )
     words = (
-        f"Trained once through on requests before the cut, scored on the {count(held['held_out_requests'])} after it "
+        f"Trained once through on requests before the cut, scored on {count(held['held_out_requests'])} that are "
+        f"after it "
         f"({count(held['held_out_candidates'])} candidates, {percent(held['base_rate'])} positive). Mean and 95% "
         f"interval over {rows[0]['seeds']} seeds of weights, order and, where there are many, of the users trained on. "
         "Windows start on a grid of half their length, so that requests share passes: newest 1,024 is 513 to 1,024 "
-        f"events. The best single input column, {single['column']}, has AUC {single['auc']:.4f} alone."
+        "events. The interval is that of the seeds, not of the requests. The best single input column, "
+        f"{single['column']}, has AUC {single['auc']:.4f} alone: candidates that did not follow are seeded draws, so "
+        "what is popular stands out."
     )
     parts = (
         html.legend(tuple((_KINDS[m], label) for m, label in MODEL_NAMES.items())),
@@ -70,7 +73,11 @@ def serving_section(report: Mapping[str, Any]) -> str:
     tiles = html.tiles(
         (
             ("", count(s["ranked"]), f"requests ranked by {s['model_version']} as they came"),
-            ("", percent(s["outcomes_in_top"] / max(s["outcomes"], 1)), f"of what followed was in its top {s['top']}"),
+            (
+                "",
+                percent(s["outcomes_in_top"] / max(s["outcomes"], 1)),
+                f"of what followed was in its top {s['top']}; at random {percent(s['random_share'])}",
+            ),
             ("bad" if wrong else "good", count(wrong), "online and offline differences"),
             ("", f"{s['largest_score_difference']:.1g}", "largest difference of a score"),
         )

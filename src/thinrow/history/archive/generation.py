@@ -105,6 +105,10 @@ class Generation:
         body = {"schema": self.schema.to_dict(), "n_buckets": self.n_buckets, "segments": lists}
         return Generation(self._archive, self.number, body)
 
+    def at(self, number: int) -> Generation:
+        """Another generation of the same archive. Raises ObjectNotFound where there is none."""
+        return self if number == self.number else self._archive.generation(number)
+
 
 class Archive:
     """The immutable tier of one store: manifests and segments in an object store."""
