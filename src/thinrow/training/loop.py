@@ -265,7 +265,7 @@ def train(
         trainer.resume(folder)
     elif folder is not None and any(folder.glob("step-*")):
         raise InputError(
-            f"{folder} holds checkpoints of an earlier run; resume it (resume=True, --resume), or take another"
+            f"{folder} holds checkpoints of an earlier run; resume it (resume=True, --resume), or take another folder"
         )
     elif folder is not None:
         cut_log(folder, 0)
