@@ -74,6 +74,12 @@ def test_the_page_says_whether_a_longer_history_helps(
     assert quality_table(report) is not None
 
 
+def test_the_page_says_that_whole_histories_are_left_out() -> None:
+    assert "Whole histories are left out" not in quality_section(report_of(of_models([0.6], [0.5])))
+    without = report_of({(m, h): [0.6] for m in ("hstu", "dlrm") for h in ("16", "128")})
+    assert "Whole histories are left out" in quality_section(without)
+
+
 def test_differences_between_online_and_offline_are_said() -> None:
     report = report_of(of_models([0.6], [0.5]), differences=2)
     assert quality_findings(report)[-1].verdict == "behind"

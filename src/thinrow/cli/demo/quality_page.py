@@ -55,6 +55,8 @@ def quality_section(report: Mapping[str, Any]) -> str:
         f"{single['column']}, has AUC {single['auc']:.4f} alone: candidates that did not follow are seeded draws, so "
         "what is popular stands out."
     )
+    if names[-1] != "all":
+        words += " Whole histories are left out: passes over them, many of one request each, would take hours."
     parts = (
         html.legend(tuple((_KINDS[m], label) for m, label in MODEL_NAMES.items())),
         table,
