@@ -25,7 +25,7 @@ from thinrow.training import TrainConfig, evaluate, score, train
 from thinrow.training.metrics import ndcg, single_feature_auc
 
 #: Batches of 128 requests whose columns are looked at one by one, at most, on either side of the cut.
-_SINGLE_COLUMN_BATCHES = 40
+_SINGLE_COLUMN_BATCHES = 140
 
 
 @dataclass(frozen=True, slots=True)
