@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -137,7 +138,6 @@ def test_what_only_old_snapshots_need_is_removed(table: ExampleTable) -> None:
 
 
 def test_duckdb_reads_the_data_files(table: ExampleTable) -> None:
-    duckdb = pytest.importorskip("duckdb")
     examples = _examples(5, 40)
     table.append(examples)
     table.cluster()

@@ -143,6 +143,11 @@ def load(path: str | Path) -> Checkpoint:
     raise StoreError(f"checkpoints in {path} are removed faster than they are read; save with a larger keep")
 
 
+def has_checkpoints(folder: str | Path) -> bool:
+    """Whether ``folder`` holds a checkpoint, be it whole or damaged."""
+    return bool(_in_place(Path(folder)))
+
+
 def steps(folder: str | Path) -> list[int]:
     """Steps of the checkpoints in ``folder``, ascending; empty where there is no such folder.
 

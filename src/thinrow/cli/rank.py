@@ -38,14 +38,11 @@ def command(checkpoint: Path, requests: Any, store_path: Path, top: int, log_pat
       {"request_id": 1, "user": 7, "time": "2017-12-01", "context": {}, "candidates": [{"item": 11}, {"item": 12}]}
       thinrow rank run requests.jsonl --store S --top 5 --log impressions --arm A
     """
-    from thinrow.examples.log import ImpressionLog
     from thinrow.history.store import HistoryStore
     from thinrow.serving import Ranker
 
     with HistoryStore.open(store_path) as store:
-        ranker = Ranker(store, checkpoint, arm=arm)
-        if log_path is not None:
-            ranker = Ranker(store, checkpoint, arm=arm, log=ImpressionLog(log_path, store.schema, ranker.schema))
+        ranker = Ranker(store, checkpoint, arm=arm, log=log_path)
         fields = ranker.request_schema
         context, shown = [f.name for f in fields.context], [f.name for f in fields.candidates]
         for batch in _batches(_parse(requests, context, shown)):

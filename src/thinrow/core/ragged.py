@@ -19,6 +19,13 @@ def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
     return offsets
 
 
+def inverse_of(order: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+    """The permutation that undoes ``order``: ``x[order][inverse_of(order)]`` is x. ``[2, 0, 1]`` -> ``[1, 2, 0]``."""
+    inverse = np.empty(len(order), np.int64)
+    inverse[order] = np.arange(len(order))
+    return inverse
+
+
 def copy_ranges(
     values: npt.NDArray[Any],
     start: npt.NDArray[np.int64],

@@ -45,6 +45,10 @@ class Passes:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def order(self) -> npt.NDArray[np.intp]:
+        """(X,) the examples by pass, those of a pass by what they see."""
+        return np.lexsort((self.visible, self.pass_of))
+
 
 def plan_passes(histories: SharedHistories, *, share: bool = True) -> Passes:
     """The passes of a batch by the rule above, each as long as its longest request needs; ``share=False`` gives every

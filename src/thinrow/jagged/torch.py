@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError, MissingExtraError
+from thinrow.core.ragged import inverse_of
 
 try:
     import torch
@@ -143,7 +144,7 @@ class TorchHistories:
         """
         self._check(values)
         passes = self.passes
-        order = np.lexsort((passes.visible, passes.pass_of))
+        order = passes.order()
         ordered_pass, ends = passes.pass_of[order], passes.offsets[passes.pass_of[order]] + passes.visible[order]
         # The first request of a pass, in order of length, that sees the event.
         first_to_see = np.searchsorted(ends, np.arange(len(passes.index)), side="right")
@@ -157,9 +158,7 @@ class TorchHistories:
             earlier = torch.cat([total.new_zeros(step, total.shape[1]), total[:-step]])
             total = total + torch.where(tensor(position >= step)[:, None], earlier, 0)
             step *= 2
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
-        return total[tensor(rank)]
+        return total[tensor(inverse_of(order))]
 
     def _check(self, values: Tensor) -> None:
         if len(values) != len(self.event_ts):

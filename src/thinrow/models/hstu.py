@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thinrow.core.errors import InputError
-from thinrow.core.ragged import ranges_index
+from thinrow.core.ragged import inverse_of, offsets_of, ranges_index
 from thinrow.core.units import DAY_MS
 from thinrow.embeddings import DynamicTable
 from thinrow.jagged.torch import tensor
@@ -75,8 +75,7 @@ class HSTUConfig:
         if not 0 < self.shortest_ms <= self.longest_ms:
             raise InputError(
                 f"shortest_ms={self.shortest_ms} and longest_ms={self.longest_ms}; the first must be above 0 and at "
-                f"most the "
-                "second"
+                "most the second"
             )
         if not 0 < self.base_rate < 1:
             raise InputError(f"base_rate={self.base_rate}; it must be between 0 and 1")
@@ -156,17 +155,15 @@ class _Layout:
     def __init__(self, inputs: RankerInputs, dtype: torch.dtype) -> None:
         passes = inputs.histories.passes
         counts = np.diff(inputs.offsets)
-        requests = np.lexsort((passes.visible, passes.pass_of))
+        requests = passes.order()
         order, _ = ranges_index(inputs.offsets[:-1][requests], inputs.offsets[1:][requests])
         visible = np.repeat(passes.visible[requests], counts[requests])
         per_pass = np.bincount(passes.pass_of, counts, minlength=len(passes)).astype(np.int64)
         position = np.arange(len(passes.index)) - np.repeat(passes.offsets[:-1], np.diff(passes.offsets))
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
-        self.order, self.rank = tensor(order), tensor(rank)
+        self.order, self.rank = tensor(order), tensor(inverse_of(order))
         self.event_index = tensor(passes.index)
         self.events = PrefixLayout.causal(passes.offsets)
-        self.candidates = PrefixLayout(np.concatenate([[0], np.cumsum(per_pass)]), passes.offsets, visible)
+        self.candidates = PrefixLayout(offsets_of(per_pass), passes.offsets, visible)
         self._position = tensor(position), tensor(visible)
         self._time = inputs.event_ts[self.event_index], inputs.request_ts[inputs.example_of[self.order]]
         self._dtype = dtype

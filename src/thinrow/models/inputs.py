@@ -16,6 +16,7 @@ Shape letters: E events, X examples (requests), C candidates, F fields, N number
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,6 +126,14 @@ class RankerInputs:
     def example_of(self) -> Tensor:
         """(C,) int64, the request of each candidate."""
         return tensor(np.repeat(np.arange(len(self)), np.diff(self.offsets)))
+
+    def with_candidates(self, rows: npt.NDArray[np.intp], offsets: npt.NDArray[np.int64]) -> RankerInputs:
+        """The same requests with the candidates at ``rows``, regrouped by ``offsets``; what a list shows, say."""
+        chosen = copy.copy(self)
+        chosen.__dict__.pop("example_of", None)
+        chosen.offsets, index = offsets, tensor(rows)
+        chosen.candidate_keys, chosen.candidate_numbers = self.candidate_keys[index], self.candidate_numbers[index]
+        return chosen
 
     def fingerprints(self) -> list[str]:
         """For each request 32 hex digits over every input that its scores depend on: events that it sees, in order,

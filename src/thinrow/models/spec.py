@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from thinrow.core.errors import CheckpointMismatch, InputError, SchemaError
 from thinrow.embeddings import DynamicTable
 from thinrow.features import FeaturePlan
+from thinrow.jagged.torch import tensor
 from thinrow.models.dlrm import DLRM, DLRMConfig
 from thinrow.models.hstu import HSTUConfig, HSTURanker
 from thinrow.models.inputs import InputSpec
@@ -80,7 +80,7 @@ class RankerSpec:
             table.load_state({n.removeprefix(_TABLE): t for n, t in tensors.items() if n.startswith(_TABLE)})
         except InputError as e:
             raise CheckpointMismatch(f"the checkpoint's table is not that of this model: {e}") from e
-        weights = {n.removeprefix(_MODEL): as_tensor(t) for n, t in tensors.items() if n.startswith(_MODEL)}
+        weights = {n.removeprefix(_MODEL): tensor(t) for n, t in tensors.items() if n.startswith(_MODEL)}
         wanted = module.state_dict()
         for name, value in wanted.items():
             if name not in weights or weights[name].shape != value.shape:
@@ -113,6 +113,14 @@ class RankerSpec:
                     f"column {name!r} of the store {found}; it was {ours.id} and {ours.dtype} in training; "
                     "open the store that it was trained on, or train again with `thinrow train`"
                 )
+
+    def check_label(self, schema: ExampleSchema) -> None:
+        """Raises InputError unless the schema of the examples has the label."""
+        outcomes = dict(schema.outcomes)
+        if self.label not in outcomes:
+            raise InputError(
+                f"label={self.label!r}; the table has the outcomes {', '.join(outcomes)}; pass the model's own"
+            )
 
     def request_fields(self, schema: ExampleSchema) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names of the context fields and of the candidate fields that the plan reads, in the schema's order.
@@ -170,8 +178,3 @@ def saved(module: nn.Module, table: DynamicTable) -> dict[str, npt.NDArray[Any]]
     """The weights of both under the names that ``RankerSpec.restore`` reads."""
     weights = {f"{_MODEL}{n}": t.detach().numpy() for n, t in module.state_dict().items()}
     return weights | {f"{_TABLE}{n}": a for n, a in table.state().items()}
-
-
-def as_tensor(values: npt.NDArray[Any]) -> Tensor:
-    """The same numbers as a tensor of its own memory."""
-    return torch.from_numpy(np.array(values))

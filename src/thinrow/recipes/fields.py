@@ -12,6 +12,10 @@ from collections.abc import Mapping, Sequence
 
 from thinrow.features import Bucketize, FeaturePlan, Hash, HistoryMatch, Source
 from thinrow.features.node import Node
+from thinrow.models import RankerSpec
+from thinrow.models.spec import ModelConfig
+from thinrow.schema import Projection
+from thinrow.training import TrainConfig
 
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 DAYS = (0, 1, 2, 3, 5, 7, 10, 14, 21, 28, 42, 56, 84, 112, 168, 252)
@@ -52,3 +56,10 @@ def ranking_plan(
         outputs[f"m_{name}_count"] = Hash(Bucketize(HistoryMatch(*pair, "count"), COUNTS), seed=seed + 2 * i)
         outputs[f"m_{name}_days"] = Hash(Bucketize(HistoryMatch(*pair, "days_since"), DAYS), seed=seed + 2 * i + 1)
     return FeaturePlan(outputs)
+
+
+def small_run(model: ModelConfig, plan: FeaturePlan, label: str) -> TrainConfig:
+    """A run on the columns that the plan reads, of whole histories, with vectors of 16."""
+    projection = Projection(columns=plan.history_columns)
+    ranker = RankerSpec(model=model, plan=plan, projection=projection, label=label, dim=16)
+    return TrainConfig(ranker=ranker, base_rows=64, block=1, sparse_lr=0.3)

@@ -4,10 +4,8 @@ before."""
 from __future__ import annotations
 
 from thinrow.features import FeaturePlan
-from thinrow.models import DLRMConfig, HSTUConfig, RankerSpec
-from thinrow.models.spec import ModelConfig
-from thinrow.recipes.fields import COUNTS, DAYS, ranking_plan
-from thinrow.schema import Projection
+from thinrow.models import DLRMConfig, HSTUConfig
+from thinrow.recipes.fields import COUNTS, DAYS, ranking_plan, small_run
 from thinrow.training import TrainConfig
 
 
@@ -26,16 +24,9 @@ def git_plan() -> FeaturePlan:
 
 def hstu_git_small() -> TrainConfig:
     """Two HSTU layers of width 32 on the whole history."""
-    return _git(HSTUConfig(width=32, layers=2, base_rate=0.15))
+    return small_run(HSTUConfig(width=32, layers=2, base_rate=0.15), git_plan(), "touched")
 
 
 def dlrm_git_small() -> TrainConfig:
     """The baseline: the same inputs, the history pooled."""
-    return _git(DLRMConfig(hidden=(64, 32), base_rate=0.15))
-
-
-def _git(model: ModelConfig) -> TrainConfig:
-    plan = git_plan()
-    projection = Projection(columns=plan.history_columns)
-    ranker = RankerSpec(model=model, plan=plan, projection=projection, label="touched", dim=16)
-    return TrainConfig(ranker=ranker, base_rows=64, block=1, sparse_lr=0.3)
+    return small_run(DLRMConfig(hidden=(64, 32), base_rate=0.15), git_plan(), "touched")

@@ -7,10 +7,8 @@ bought before; those that the demo logs with its impressions see the whole histo
 from __future__ import annotations
 
 from thinrow.features import FeaturePlan
-from thinrow.models import DLRMConfig, HSTUConfig, RankerSpec
-from thinrow.models.spec import ModelConfig
-from thinrow.recipes.fields import ranking_plan
-from thinrow.schema import Projection
+from thinrow.models import DLRMConfig, HSTUConfig
+from thinrow.recipes.fields import ranking_plan, small_run
 from thinrow.training import TrainConfig
 
 
@@ -27,16 +25,9 @@ def retail_plan() -> FeaturePlan:
 
 def hstu_retail_small() -> TrainConfig:
     """Two HSTU layers of width 32 on the whole history."""
-    return _retail(HSTUConfig(width=32, layers=2, base_rate=0.17))
+    return small_run(HSTUConfig(width=32, layers=2, base_rate=0.17), retail_plan(), "bought")
 
 
 def dlrm_retail_small() -> TrainConfig:
     """The baseline: the same inputs, the history pooled."""
-    return _retail(DLRMConfig(hidden=(64, 32), base_rate=0.17))
-
-
-def _retail(model: ModelConfig) -> TrainConfig:
-    plan = retail_plan()
-    projection = Projection(columns=plan.history_columns)
-    ranker = RankerSpec(model=model, plan=plan, projection=projection, label="bought", dim=16)
-    return TrainConfig(ranker=ranker, base_rows=64, block=1, sparse_lr=0.3)
+    return small_run(DLRMConfig(hidden=(64, 32), base_rate=0.17), retail_plan(), "bought")

@@ -36,7 +36,7 @@ from thinrow.history.intake import request_times
 from thinrow.history.reconstruct import reconstruct
 from thinrow.history.snapshot import Snapshot
 from thinrow.history.store import HistoryStore
-from thinrow.jagged import Column, Jagged, SharedHistories
+from thinrow.jagged import Column, Jagged
 from thinrow.models import RankerInputs, RankerSpec
 from thinrow.models.saved import SavedRanker
 from thinrow.schema import ExampleSchema, FieldSpec
@@ -83,13 +83,14 @@ class Ranker:
     Args:
         store: whose histories are read.
         checkpoint: one, or a folder of them: the newest.
-        log: where impressions go; its example schema must be ``schema``. None to log nothing.
+        log: where impressions go: a folder, or a log whose example schema is ``schema``. None to log nothing.
         arm: of the experiment, written into each impression.
         model_version: written into each impression; by default the model's name and step.
 
     Attributes:
         spec: what the model reads.
         schema: of the impressions.
+        log: where they go.
         request_schema: the fields of them that ``rank`` takes; it adds ``score`` and ``input_digest``.
 
     Raises:
@@ -102,7 +103,7 @@ class Ranker:
         store: HistoryStore,
         checkpoint: Checkpoint | str | os.PathLike[str],
         *,
-        log: ImpressionLog | None = None,
+        log: ImpressionLog | str | os.PathLike[str] | None = None,
         arm: str = "",
         model_version: str | None = None,
     ) -> None:
@@ -111,6 +112,8 @@ class Ranker:
         self.spec = saved.spec
         self.spec.check(store.schema, saved.event_schema)
         self.schema = served_schema(saved.example_schema, self.spec)
+        if isinstance(log, (str, os.PathLike)):
+            log = ImpressionLog(Path(log), store.schema, self.schema)
         if log is not None and log.example_schema != self.schema:
             raise SchemaError("the log has another example schema than this ranker; make it with ranker.schema")
         self._module, self._inputs = saved.module, self.spec.inputs
@@ -119,7 +122,7 @@ class Ranker:
             context=tuple(f for f in self.schema.context if f != INPUT_DIGEST),
             candidates=tuple(f for f in self.schema.candidates if f != SCORE),
         )
-        self._store, self._log, self._arm = store, log, arm
+        self._store, self.log, self._arm = store, log, arm
         self.model_version = model_version or f"{self.spec.name}@{found.step}"
 
     def rank(
@@ -166,19 +169,18 @@ class Ranker:
             arm=self._arm,
             boundary=np.zeros(len(seen.requests), np.int64),
         )
-        histories = reconstruct(seen.generation, seen.requests, self.spec.projection).histories
-        probability = self._score(histories, asked.context, asked.candidates, seen.requests.request_ts)
+        inputs = self._read(seen, asked)
+        probability = self._score(inputs)
         wrong = np.flatnonzero(~np.isfinite(probability))
         if len(wrong):
-            row = int(np.searchsorted(asked.candidates[self.schema.item].offsets, wrong[0], side="right")) - 1
+            row = int(np.searchsorted(inputs.offsets, wrong[0], side="right")) - 1
             raise InputError(
                 f"request {asked.request_id[row]} has a score of {probability[wrong[0]]}: an input of it is NaN or "
-                f"infinite, "
-                "or the model is; check the numbers of candidates and events. Nothing was logged"
+                "infinite, or the model is; check the numbers of candidates and events. Nothing was logged"
             )
-        ranked = self._best(histories, asked, probability, k)
-        if self._log is not None:
-            self._log.append(ranked.impressions)
+        ranked = _ranked(asked, inputs, probability, k)
+        if self.log is not None:
+            self.log.append(ranked.impressions)
         return ranked
 
     def _check_seen(self, seen: Snapshot, users: object, request_ts: npt.ArrayLike) -> None:
@@ -187,47 +189,33 @@ class Ranker:
         if not np.array_equal(seen.requests.users, asked) or not np.array_equal(seen.requests.request_ts, times):
             raise InputError("the snapshot is of other users or times than the requests; pass that of these requests")
 
-    def _read(
-        self,
-        histories: SharedHistories,
-        context: Mapping[str, Column],
-        candidates: Mapping[str, Jagged],
-        request_ts: npt.NDArray[np.int64],
-    ) -> RankerInputs:
-        return RankerInputs(
-            self._inputs, *featurize(self.spec.plan, histories, context, candidates, request_ts), request_ts
-        )
+    def _read(self, seen: Snapshot, asked: Impressions) -> RankerInputs:
+        histories = reconstruct(seen.generation, seen.requests, self.spec.projection).histories
+        times = seen.requests.request_ts
+        read = featurize(self.spec.plan, histories, asked.context, asked.candidates, times)
+        return RankerInputs(self._inputs, *read, times)
 
-    def _score(
-        self,
-        histories: SharedHistories,
-        context: Mapping[str, Column],
-        candidates: Mapping[str, Jagged],
-        request_ts: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.float32]:
-        if not len(candidates[self.schema.item].values):
+    def _score(self, inputs: RankerInputs) -> npt.NDArray[np.float32]:
+        if not inputs.offsets[-1]:
             return np.empty(0, np.float32)
         with torch.inference_mode():
-            logits = self._module(self._read(histories, context, candidates, request_ts))
-            probability: npt.NDArray[np.float32] = torch.sigmoid(logits).numpy()
+            probability: npt.NDArray[np.float32] = torch.sigmoid(self._module(inputs)).numpy()
         return probability
 
-    def _best(
-        self, histories: SharedHistories, asked: Impressions, probability: npt.NDArray[np.float32], k: int
-    ) -> Ranked:
-        rows, offsets = best(probability, asked.candidates[self.schema.item].offsets, k)
-        chosen = {n: Jagged(j.column.take(rows), offsets) for n, j in asked.candidates.items()}
-        scores = Jagged(Column(probability[rows]), offsets)
-        # The digest is that of the list as it is logged: what training will rebuild.
-        read = self._read(histories, asked.context, chosen, asked.snapshots.request_ts)
-        digest = Column.from_arrow(pa.array(read.fingerprints(), pa.string()), "string")
-        impressions = replace(
-            asked,
-            candidates=chosen | {SCORE.name: scores},
-            context=asked.context | {INPUT_DIGEST.name: digest},
-        )
-        first = np.repeat(asked.candidates[self.schema.item].offsets[:-1], np.diff(offsets))
-        return Ranked(asked.request_id, chosen, scores, Jagged(Column(rows - first), offsets), impressions)
+
+def _ranked(asked: Impressions, inputs: RankerInputs, probability: npt.NDArray[np.float32], k: int) -> Ranked:
+    rows, offsets = best(probability, inputs.offsets, k)
+    chosen = {n: Jagged(j.column.take(rows), offsets) for n, j in asked.candidates.items()}
+    scores = Jagged(Column(probability[rows]), offsets)
+    # The digest is that of the list as it is logged: what training will rebuild.
+    digest = pa.array(inputs.with_candidates(rows, offsets).fingerprints(), pa.string())
+    impressions = replace(
+        asked,
+        candidates=chosen | {SCORE.name: scores},
+        context=asked.context | {INPUT_DIGEST.name: Column.from_arrow(digest, "string")},
+    )
+    first = np.repeat(inputs.offsets[:-1], np.diff(offsets))
+    return Ranked(asked.request_id, chosen, scores, Jagged(Column(rows - first), offsets), impressions)
 
 
 def best(

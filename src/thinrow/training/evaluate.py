@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from thinrow.core.errors import InputError
+from thinrow.core.ragged import offsets_of
 from thinrow.core.users import Users, as_users, distinct
 from thinrow.dpp import RowFilter
 from thinrow.dpp.client import Pinnable, loader
@@ -76,9 +77,7 @@ def score(
     Raises:
         InputError: none does, or the table does not have the label.
     """
-    if spec.label not in dict(table.example_schema.outcomes):
-        names = ", ".join(dict(table.example_schema.outcomes))
-        raise InputError(f"the model predicts {spec.label!r}; the table has the outcomes {names}: pass its own table")
+    spec.check_label(table.example_schema)
     rows = rows or RowFilter()
     reader = loader(
         store, table, projection=spec.projection, plan=spec.plan, threads=threads, base_rows=256, block=1, rows=rows
@@ -86,10 +85,11 @@ def score(
     if not len(reader):
         raise InputError(f"the evaluation set is empty: no example passes {rows}; widen the range of times")
     module.eval()
+    inputs_spec = spec.inputs
     ids, users, lengths, logits, labels = [], [], [], [], []
     with torch.inference_mode():
         for batch in reader:
-            inputs = RankerInputs(spec.inputs, batch.histories, batch.features, batch.request_ts)
+            inputs = RankerInputs(inputs_spec, batch.histories, batch.features, batch.request_ts)
             logits.append(module(inputs).numpy())
             labels.append(batch.labels[spec.label].values)
             ids.append(batch.request_id)
@@ -97,7 +97,7 @@ def score(
             lengths.append(np.diff(inputs.offsets))
             if on_batch is not None:
                 on_batch(batch.t + 1, len(reader))
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
+    offsets = offsets_of(np.concatenate(lengths))
     joined = [np.concatenate(parts) for parts in (logits, labels)]
     return Scored(np.concatenate(ids), as_users(np.concatenate(users)), offsets, *joined)
 

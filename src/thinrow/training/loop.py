@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thinrow.checkpoints import Checkpoint, load, save
+from thinrow.checkpoints import Checkpoint, has_checkpoints, load, save
 from thinrow.core.errors import CheckpointMismatch, InputError, ObjectNotFound, StoreNotFound
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.client import Loader, Pinnable, loader
@@ -78,10 +78,7 @@ class Trainer:
         self, config: TrainConfig, store: Pinnable | Generation, table: ExampleTable, *, threads: int | None = None
     ) -> None:
         spec = config.ranker
-        if spec.label not in dict(table.example_schema.outcomes):
-            raise InputError(
-                f"label={spec.label!r}; the table has the outcomes {', '.join(dict(table.example_schema.outcomes))}"
-            )
+        spec.check_label(table.example_schema)
         self.config, self.table = config, table
         self.generation = store if isinstance(store, Generation) else store.pin()
         self.module, self.embeddings = spec.build(config.seed)
@@ -127,8 +124,8 @@ class Trainer:
         self.module.train()
         with StepLog(out) as log:
             for batch in self.loader:
-                loss, record = self.step(batch)
-                result.losses.append(loss)
+                record = self.step(batch)
+                result.losses.append(record["loss"])
                 result.examples += len(batch)
                 result.candidates += record["candidates"]
                 log.write(record)
@@ -148,13 +145,13 @@ class Trainer:
         result.waited_s = self.loader.stats.waited_s - waited
         return result
 
-    def step(self, batch: Batch) -> tuple[float, dict[str, Any]]:
-        """Score a batch, then learn from it."""
+    def step(self, batch: Batch) -> dict[str, Any]:
+        """Score a batch, then learn from it; returns the step's record for the log."""
         inputs = self.inputs(batch)
         labels = JaggedTensor.of(batch.labels[self.config.ranker.label]).values.to(torch.float32)
         record: dict[str, Any] = {"step": batch.t + 1, "loss": 0.0, "examples": len(batch), "candidates": len(labels)}
         if not len(labels):
-            return 0.0, record
+            return record
         logits = self.module(inputs)
         self.progressive.add(logits.detach().numpy(), labels.numpy())
         loss = loss_of(logits, labels)
@@ -164,7 +161,7 @@ class Trainer:
         self.dense.step()
         self.sparse.step()
         record["loss"] = float(loss.detach())
-        return record["loss"], record
+        return record
 
     def inputs(self, batch: Batch) -> RankerInputs:
         """What the model reads of a batch."""
@@ -207,14 +204,16 @@ class Trainer:
         self._check_place(checkpoint)
         # The run's own generation, while it is there: where late events came since, requests share fewer passes on a
         # later one, and the same histories give the same losses only to rounding.
+        opened = self.generation.number, self.snapshot_id
         with contextlib.suppress(ObjectNotFound):
             self.generation = self.generation.at(meta["generation"])
-        self._open(meta["snapshot_id"])
-        self.loader.load_state_dict(checkpoint.meta["reader"])
+        if opened != (self.generation.number, meta["snapshot_id"]):
+            self._open(meta["snapshot_id"])
+        self.loader.load_state_dict(meta["reader"])
         self.module, self.embeddings = self.config.ranker.restore(checkpoint.tensors)
         self._make_optimizers()
         load_optimizer(self.dense, checkpoint.tensors)
-        self.progressive = ProgressiveNE.from_state(checkpoint.meta["progressive"])
+        self.progressive = ProgressiveNE.from_state(meta["progressive"])
         cut_log(out, checkpoint.step)
         return checkpoint.step
 
@@ -263,7 +262,7 @@ def train(
     folder = None if out is None else Path(out)
     if folder is not None and resume:
         trainer.resume(folder)
-    elif folder is not None and any(folder.glob("step-*")):
+    elif folder is not None and has_checkpoints(folder):
         raise InputError(
             f"{folder} holds checkpoints of an earlier run; resume it (resume=True, --resume), or take another folder"
         )

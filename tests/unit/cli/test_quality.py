@@ -10,7 +10,8 @@ import pytest
 
 from thinrow.cli.demo.cells import Cell
 from thinrow.cli.demo.quality import quality_findings, tabulate
-from thinrow.cli.demo.quality_page import quality_section, quality_table, serving_section
+from thinrow.cli.demo.quality_page import quality_section, serving_section
+from thinrow.cli.demo.report import quality_table
 from thinrow.testing.rankers import world_config
 
 

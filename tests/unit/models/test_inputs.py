@@ -82,6 +82,21 @@ def test_the_fingerprint_of_a_request_changes_with_all_that_it_reads_and_with_no
     assert [x for x in range(10) if before[x] != later[x]] == [3]
 
 
+def test_chosen_candidates_are_read_as_if_they_alone_had_been_asked_for() -> None:
+    spec = memory_spec("hstu")
+    requests = Requests.random(6)
+    offsets = requests.candidates["item"].offsets
+    rows = np.flatnonzero(np.arange(offsets[-1]) % 3 != 1)[::-1]
+    rows = rows[np.argsort(np.searchsorted(offsets, rows, side="right"), kind="stable")]
+    kept = np.searchsorted(np.sort(rows), offsets)
+    alone = {n: Jagged(j.column.take(rows), kept) for n, j in requests.candidates.items()}
+    whole = requests.inputs(spec)
+    assert len(whole.example_of) == offsets[-1]
+    chosen, asked = whole.with_candidates(rows, kept), replace(requests, candidates=alone).inputs(spec)
+    assert chosen.fingerprints() == asked.fingerprints() != whole.fingerprints()
+    assert chosen.example_of.tolist() == asked.example_of.tolist()
+
+
 def test_a_specification_survives_json() -> None:
     for name in ("hstu", "dlrm"):
         spec = memory_spec(name)

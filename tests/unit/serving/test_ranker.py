@@ -79,10 +79,9 @@ def test_served_inputs_are_rebuilt_bit_for_bit_after_late_events_and_compactions
     shutil.copytree(world.store_path, tmp_path / "store")
     world = dataclasses.replace(world, store_path=tmp_path / "store")
     with world.store() as store:
-        ranker = Ranker(store, checkpoint, arm="A")
-        shown = ImpressionLog(tmp_path / "shown", store.schema, ranker.schema)
-        bought = OutcomeLog(tmp_path / "bought")
-        ranker = Ranker(store, checkpoint, arm="A", log=shown)
+        ranker = Ranker(store, checkpoint, arm="A", log=tmp_path / "shown")
+        shown, bought = ranker.log, OutcomeLog(tmp_path / "bought")
+        assert shown is not None
         for day in range(6):
             # The day's events, one of them late, are recent when the request comes, and archived later.
             now = world.end_ms + day * DAY_MS

@@ -25,7 +25,7 @@ from thinrow.cli.demo.rebuild import LENGTHS, length_name
 from thinrow.core.errors import InputError
 from thinrow.core.users import distinct
 from thinrow.dpp import RowFilter
-from thinrow.examples import ExampleTable, ImpressionLog, OutcomeLog, Outcomes, join_logs
+from thinrow.examples import ExampleTable, OutcomeLog, Outcomes, join_logs
 from thinrow.examples.outcomes import last_window_ms
 from thinrow.examples.records import take_rows
 from thinrow.history.snapshot import Snapshot
@@ -105,10 +105,9 @@ class _Serving:
     def __init__(self, run: Run, cell: Cell) -> None:
         self._run, self.cell = run, cell
         self._checkpoint = load(cell.out)
-        schema = Ranker(run.store, self._checkpoint).schema
-        self._shown = ImpressionLog(run.config.out / "served_impressions", run.data.event_schema, schema)
         self._followed = OutcomeLog(run.config.out / "served_outcomes")
-        self.ranker = Ranker(run.store, self._checkpoint, log=self._shown, arm=cell.model)
+        shown = run.config.out / "served_impressions"
+        self.ranker = Ranker(run.store, self._checkpoint, log=shown, arm=cell.model)
         self._ranked = self._outcomes = self._outcomes_in_top = 0
         self._expected_at_random = 0.0
 
@@ -139,15 +138,15 @@ class _Serving:
     def report(self) -> dict[str, Any]:
         """The lists as examples: rebuilt, and held against what was read when they were made."""
         run, out = self._run, self._run.config.out
-        n_buckets = run.config.n_buckets
         with ExampleTable.create(
             out / "served",
             event_schema=run.data.event_schema,
             example_schema=self.ranker.schema,
-            n_buckets=n_buckets,
+            n_buckets=run.config.n_buckets,
         ) as table:
             closed_ms = int(run.data.arrival_ts[-1]) + last_window_ms(self.ranker.schema)
-            join_logs(self._shown, self._followed, table, closed_ms)
+            assert self.ranker.log is not None
+            join_logs(self.ranker.log, self._followed, table, closed_ms)
             parity = compare(self._checkpoint, run.store, table)
         return asdict(parity) | {
             "model_version": self.ranker.model_version,

@@ -118,8 +118,7 @@ def _parity_finding(report: Mapping[str, Any]) -> Finding:
     return Finding(
         "ahead",
         f"All {count(served['requests'])} lists that the ranker served are rebuilt from the archive with equal "
-        f"inputs, bit "
-        f"for bit; scores differ by {served['largest_score_difference']:.1g} at most.",
+        f"inputs, bit for bit; scores differ by {served['largest_score_difference']:.1g} at most.",
     )
 
 

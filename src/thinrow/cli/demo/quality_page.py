@@ -1,11 +1,9 @@
-"""The sections and tables of the report about models: quality by length, training, serving."""
+"""The sections of the page about models: quality by length, training, serving."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-
-from rich.table import Table
 
 from thinrow.cli.demo import html
 from thinrow.cli.demo.findings import count, lengths, percent, rate
@@ -39,15 +37,14 @@ def quality_section(report: Mapping[str, Any]) -> str:
         [
             (
                 f"{r['model'].upper()}, {lengths(r['history'])}",
-                *(_with_interval(r, n) for n in ("ne", "auc", "gauc")),
+                *(with_interval(r, n) for n in ("ne", "auc", "gauc")),
                 *(f"{r[n]:.4f}" for n in ("ndcg_10", "ne_progressive")),
             )
             for r in rows
         ],
     )
     words = (
-        f"Trained once through on requests before the cut, scored on {count(held['held_out_requests'])} that are "
-        f"after it "
+        f"Trained once through on requests before the cut, scored on {count(held['held_out_requests'])} after it "
         f"({count(held['held_out_candidates'])} candidates, {percent(held['base_rate'])} positive). Mean and 95% "
         f"interval over {rows[0]['seeds']} seeds of weights, order and, where there are many, of the users trained on. "
         "Windows start on a grid of half their length, so that requests share passes: newest 1,024 is 513 to 1,024 "
@@ -93,21 +90,6 @@ def serving_section(report: Mapping[str, Any]) -> str:
     return html.section("Serving: the loop closes", words, "", tiles)
 
 
-def quality_table(report: Mapping[str, Any]) -> Table | None:
-    """The same for the terminal."""
-    if not report.get("quality"):
-        return None
-    table = Table(title="Quality by history length (held out)", title_justify="left", title_style="bold")
-    table.add_column("", no_wrap=True)
-    for name in ("NE", "AUC", "GAUC", "NE in training", "cand./s", "waiting"):
-        table.add_column(name, justify="right")
-    for row, cost in zip(report["quality"], report["training"], strict=True):
-        figures = _with_interval(row, "ne"), *(f"{row[n]:.4f}" for n in ("auc", "gauc", "ne_progressive"))
-        speed = rate(cost["candidates_per_second"]), percent(cost["waited_share"])
-        table.add_row(f"{row['model'].upper()}, {lengths(row['history'])}", *figures, *speed)
-    return table
-
-
 def _training_table(report: Mapping[str, Any]) -> str:
     return html.table(
         ("training, one thread", "requests", "steps", "candidates/s", "waiting for data", "keys"),
@@ -125,6 +107,7 @@ def _training_table(report: Mapping[str, Any]) -> str:
     )
 
 
-def _with_interval(row: Mapping[str, Any], name: str) -> str:
+def with_interval(row: Mapping[str, Any], name: str) -> str:
+    """A metric of a quality row, with half the width of its interval."""
     half = row[f"{name}_half"]
     return f"{row[name]:.4f}" if half is None else f"{row[name]:.4f} ± {half:.3f}"

@@ -25,7 +25,7 @@ from thinrow.cli.demo.findings import (
 )
 from thinrow.cli.demo.page import render
 from thinrow.cli.demo.quality import quality_findings
-from thinrow.cli.demo.quality_page import quality_table
+from thinrow.cli.demo.quality_page import with_interval
 from thinrow.core.units import format_bytes
 
 _MARKS = {"ahead": "[green]+[/green]", "even": "[yellow]=[/yellow]", "behind": "[red]-[/red]"}
@@ -94,6 +94,20 @@ def _verification_table(report: Mapping[str, Any]) -> Table:
             percent(v["step_share"]),
             percent(v["mixed_stripes_share"]),
         )
+    return table
+
+
+def quality_table(report: Mapping[str, Any]) -> Table | None:
+    """Quality and cost of each model by history length; None without figures."""
+    if not report.get("quality"):
+        return None
+    columns = ("NE", "AUC", "GAUC", "NE in training", "cand./s", "waiting")
+    table = _table("Quality by history length (held out)", "", *columns)
+    table.columns[0].no_wrap = True
+    for row, cost in zip(report["quality"], report["training"], strict=True):
+        figures = with_interval(row, "ne"), *(f"{row[n]:.4f}" for n in ("auc", "gauc", "ne_progressive"))
+        speed = rate(cost["candidates_per_second"]), percent(cost["waited_share"])
+        table.add_row(f"{row['model'].upper()}, {lengths(row['history'])}", *figures, *speed)
     return table
 
 
