@@ -3,7 +3,7 @@
 ::
 
     store/
-      archive/    manifests and segments (docs/format/archive-v1.md)
+      archive/    manifests and segments (docs/format/archive-v2.md)
       recent/     the LMDB environment (docs/format/recent-v1.md)
 """
 

@@ -1,4 +1,4 @@
-"""Streams of column values as stripe blocks, and group regions of several streams (docs/format/archive-v1.md, 3 and 4).
+"""Streams of column values as stripe blocks, and group regions of several streams (docs/format/archive-v2.md, 3 and 4).
 
 Worked example: rows ``[7, 7, 7 | 9, 8]`` in two stripes. ``encode_fixed`` gives a constant block of 8 bytes (7) and for
 the second stripe, of 1-byte items, a raw block of 8 bytes; ``interleave`` of this one stream puts before each block a

@@ -1,4 +1,4 @@
-"""Containers: one file of named sections with a checked table of contents at its end (docs/format/archive-v1.md, 1).
+"""Containers: one file of named sections with a checked table of contents at its end (docs/format/archive-v2.md, 1).
 
 Worked example, a file of one 5-byte section: bytes 0 to 16 head, 16 to 21 ``hello``, then the JSON
 ``{"sections":{"greeting":[16,5,2591144780]}}``, then 32 bytes of tail that say where the JSON is and what its CRC is.
@@ -17,7 +17,7 @@ from thinrow.kernels import kernel
 from thinrow.storage.objects import BytesLike, ObjectStore, Writer, as_bytes
 
 MAGIC = b"THINROW\0"
-VERSION = 1
+VERSION = 2
 _HEAD = struct.Struct("<8sH6x")
 _TAIL = struct.Struct("<QIIH6x8s")
 #: Read from the end in the first go; the meta of most files fits.

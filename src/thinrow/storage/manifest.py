@@ -13,7 +13,7 @@ from thinrow.core.errors import CorruptionError, InputError, ObjectNotFound
 from thinrow.storage.objects import ObjectStore
 from thinrow.storage.sealed import seal, unseal
 
-FORMAT = 1
+FORMAT = 2
 _MAX_NUMBER = 10**20 - 1
 
 

@@ -57,11 +57,11 @@ def unseal(data: bytes, version: int, what: str, name: str) -> dict[str, Any]:
         raise CorruptionError(f"it is no {what}: {e}", file=name) from e
     if isinstance(found, int) and found > version:
         raise NewerFormatError(f"{name} has format {found}, this thinrow reads up to {version}; update thinrow")
-    if found != version or not isinstance(body, dict):
-        raise CorruptionError(f"it is no {what} of format {version}", file=name)
+    if type(found) is not int or found < 1 or not isinstance(body, dict):
+        raise CorruptionError(f"it is no {what} of format 1 to {version}", file=name)
     if crc_of(_canonical(body)) != crc:
         raise CorruptionError(f"the CRC of the {what} does not match", file=name)
-    if data != _file(version, crc, body):
+    if data != _file(found, crc, body):
         raise CorruptionError("its layout is not the one that a writer gives it", file=name)
     return body
 

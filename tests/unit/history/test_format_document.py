@@ -1,4 +1,4 @@
-"""A reader written from docs/format/archive-v1.md alone: the document says what the files hold.
+"""A reader written from docs/format/archive-v2.md alone: the document says what the files hold.
 
 It shares no code with thinrow: ``struct``, ``json`` and ``zstandard``, one value at a time.
 """
@@ -62,9 +62,9 @@ class Document:
     def __init__(self, path: Path) -> None:
         self.data = data = path.read_bytes()
         magic, version, zeros = HEAD.unpack_from(data)
-        assert (magic, version, zeros) == (b"THINROW\0", 1, bytes(6))
+        assert (magic, version, zeros) == (b"THINROW\0", 2, bytes(6))
         at, length, crc, version, zeros, magic = TAIL.unpack_from(data, len(data) - TAIL.size)
-        assert (version, zeros, magic, at + length + TAIL.size) == (1, bytes(6), b"THINROW\0", len(data))
+        assert (version, zeros, magic, at + length + TAIL.size) == (2, bytes(6), b"THINROW\0", len(data))
         text = data[at : at + length]
         assert crc32c(text) == crc
         self.meta: dict[str, Any] = json.loads(text)

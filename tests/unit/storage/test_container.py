@@ -7,7 +7,7 @@ import json
 import pytest
 
 from thinrow.core.errors import CorruptionError, InputError, NewerFormatError, ObjectNotFound
-from thinrow.storage.container import MAGIC, Container, ContainerWriter, crc_of
+from thinrow.storage.container import MAGIC, VERSION, Container, ContainerWriter, crc_of
 from thinrow.storage.objects import MemoryObjects
 
 META = {"kind": "test", "text": "größe"}
@@ -86,7 +86,7 @@ def test_newer_versions_are_refused_by_number(objects: MemoryObjects) -> None:
     data = bytearray(objects.get("c"))
     data[8] = data[-16] = 7
     objects.put("c", bytes(data))
-    with pytest.raises(NewerFormatError, match=r"c has format version 7, this thinrow reads up to 1; update"):
+    with pytest.raises(NewerFormatError, match=r"c has format version 7, this thinrow reads up to 2; update"):
         Container.open(objects, "c")
 
 
@@ -96,7 +96,7 @@ def forge(objects: MemoryObjects, meta: object) -> None:
 
     body = objects.get("c")[:29]
     text = json.dumps(meta).encode()
-    objects.put("c", body + text + struct.pack("<QIIH6x8s", 29, len(text), crc_of(text), 1, MAGIC))
+    objects.put("c", body + text + struct.pack("<QIIH6x8s", 29, len(text), crc_of(text), VERSION, MAGIC))
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The immutable tier: segments, generations, compaction and verification (docs/format/archive-v1.md)."""
+"""The immutable tier: segments, generations, compaction and verification (docs/format/archive-v2.md)."""

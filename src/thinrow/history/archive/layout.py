@@ -1,4 +1,4 @@
-"""Names, record types and streams of a segment (docs/format/archive-v1.md)."""
+"""Names, record types and streams of a segment (docs/format/archive-v2.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoding of fixed-width blocks (codecs 0 to 6 of docs/format/archive-v1.md), many runs in one call.
+"""Decoding of fixed-width blocks (codecs 0 to 6 of docs/format/archive-v2.md), many runs in one call.
 
 Worked example: block ``base 100, scale 5, width 2, q = [0, 3, 1]`` holds 100, 115, 105; the run that asks for its rows
 [1, 3) gets 115, 105. Values are unpacked 512 at a time into a scratch array that stays in the nearest cache, and one

@@ -1,4 +1,4 @@
-"""Decoding of fixed-width blocks (codecs 0 to 6 of docs/format/archive-v1.md), a run at a time, as the format says."""
+"""Decoding of fixed-width blocks (codecs 0 to 6 of docs/format/archive-v2.md), a run at a time, as the format says."""
 
 from __future__ import annotations
 
