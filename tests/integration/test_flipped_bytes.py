@@ -394,8 +394,8 @@ def test_a_manifest_of_another_store(world: World) -> None:
 def test_a_newer_format(world: World) -> None:
     name = world.newest_manifest()
     envelope = json.loads(world.files[name])
-    newer = json.dumps({**envelope, "format": 2}, sort_keys=True, indent=1).encode()
-    with pytest.raises(NewerFormatError, match=f"{name} has format 2, this thinrow reads up to 1; update thinrow"):
+    newer = json.dumps({**envelope, "format": 3}, sort_keys=True, indent=1).encode()
+    with pytest.raises(NewerFormatError, match=f"{name} has format 3, this thinrow reads up to 2; update thinrow"):
         opened({**world.files, name: newer})
     segment = world.segments()[0]
     data = bytearray(world.files[segment])

@@ -359,7 +359,7 @@ def test_the_manifest_is_as_documented(tmp_path: Path) -> None:
     envelope = json.loads(path.read_text())
     body = envelope["body"]
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
-    assert (envelope["format"], envelope["crc32c"]) == (1, crc32c(canonical))
+    assert (envelope["format"], envelope["crc32c"]) == (2, crc32c(canonical))
     assert set(body) == {"generation", "n_buckets", "schema", "created_ms", "segments", "note"}
     assert (body["generation"], body["n_buckets"], len(body["segments"])) == (2, 2, 2)
     assert set(body["segments"][0][0]) == {"name", "bytes", "n_rows", "n_users", "digests"}

@@ -125,7 +125,7 @@ def test_a_copy_under_another_number(log: ManifestLog, objects: MemoryObjects) -
 
 def test_newer_formats_are_refused_by_number(log: ManifestLog, objects: MemoryObjects) -> None:
     objects.put(NAME, json.dumps({"format": 3, "unknown": 1}).encode())
-    with pytest.raises(NewerFormatError, match=f"{NAME} has format 3, this thinrow reads up to 1"):
+    with pytest.raises(NewerFormatError, match=f"{NAME} has format 3, this thinrow reads up to 2"):
         log.latest()
 
 
