@@ -401,10 +401,10 @@ def test_a_newer_format(world: World) -> None:
     data = bytearray(world.files[segment])
     data[8:10] = data[-16:-14] = (2).to_bytes(2, "little")
     files = {**world.files, segment: bytes(data)}
-    with pytest.raises(NewerFormatError, match=f"{segment} has format version 2"):
+    with pytest.raises(NewerFormatError, match=f"{segment} has format version 3"):
         read_all(files, world.users, world.batch)
     # No damage to mend: verifying says the one thing that helps.
-    with pytest.raises(NewerFormatError, match=f"{segment} has format version 2"):
+    with pytest.raises(NewerFormatError, match=f"{segment} has format version 3"):
         verify_generation(opened(files))
 
 
