@@ -399,7 +399,7 @@ def test_a_newer_format(world: World) -> None:
         opened({**world.files, name: newer})
     segment = world.segments()[0]
     data = bytearray(world.files[segment])
-    data[8:10] = data[-16:-14] = (2).to_bytes(2, "little")
+    data[8:10] = data[-16:-14] = (3).to_bytes(2, "little")
     files = {**world.files, segment: bytes(data)}
     with pytest.raises(NewerFormatError, match=f"{segment} has format version 3"):
         read_all(files, world.users, world.batch)
