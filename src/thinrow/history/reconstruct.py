@@ -30,6 +30,7 @@ from thinrow.jagged import Column, Events, SharedHistories
 from thinrow.jagged.column import concat_columns, null_column
 from thinrow.kernels import kernel
 from thinrow.schema import Projection
+from thinrow.storage.meter import metering
 
 _BEGINNING = np.iinfo(np.int64).min
 
@@ -58,9 +59,15 @@ def reconstruct(
         CorruptionError: stored bytes are damaged.
         InputError, SchemaError: the projection does not fit the schema, or the generation is older than the version.
     """
-    projection = projection or Projection()
-    columns = [StoredColumn(c.id, c.name, c.dtype, c.group, c.nullable) for c in projection.resolve(generation.schema)]
     stats = ReadStats()
+    with metering(stats.io):
+        return _reconstruct(generation, batch, projection or Projection(), verify, stats)
+
+
+def _reconstruct(
+    generation: Generation, batch: RequestBatch, projection: Projection, verify: bool, stats: ReadStats
+) -> Reconstruction:
+    columns = [StoredColumn(c.id, c.name, c.dtype, c.group, c.nullable) for c in projection.resolve(generation.schema)]
     users, user_of = distinct(batch.users)
     bound = np.ascontiguousarray(batch.versions["snapshot_arrival"])
     hide_user = user_of[np.repeat(np.arange(len(batch)), np.diff(batch.hide_offsets))]

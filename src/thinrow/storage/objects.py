@@ -11,19 +11,24 @@ import fcntl
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import copy_context
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import CommitConflict, InputError, ObjectNotFound, StoreError
+from thinrow.storage.meter import count
 from thinrow.storage.ranges import GAP_BYTES, RangeReader, check_ranges
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
+T = TypeVar("T")
+R = TypeVar("R")
 BytesLike: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 _TEMPORARY = ".tmp-"
@@ -40,6 +45,10 @@ class Writer(Protocol):
 
 class ObjectStore(Protocol):
     """Objects by name. Raises InputError on a name that is no relative path."""
+
+    @property
+    def concurrency(self) -> int:
+        """Calls that are quicker at once than one after another (see ``each``); 1 where there is no latency to hide."""
 
     def put_if_absent(self, name: str, data: bytes) -> None:
         """Store ``data`` whole and durably, unless the name is taken. Raises CommitConflict where it is."""
@@ -65,20 +74,39 @@ class ObjectStore(Protocol):
         After an exception nothing is left of it. Raises StoreError where the medium refuses (full, read-only).
         """
 
-    def read_into(self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int = GAP_BYTES) -> None:
-        """Read n ranges of bytes into one buffer: ``out[out_offsets[i]:][:lengths[i]]``.
+    def read_into(
+        self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int | None = None
+    ) -> None:
+        """``read_many`` of one object, which must be there even if nothing is read of it."""
+
+    def read_many(
+        self,
+        names: Sequence[str],
+        which: I64,
+        offsets: I64,
+        lengths: I64,
+        out: U8,
+        out_offsets: I64,
+        gap: int | None = None,
+    ) -> None:
+        """Read n ranges of many objects into one buffer: ``out[out_offsets[i]:][:lengths[i]]``.
+
+        One call for all that a batch needs lets the store plan its requests over the whole of it.
 
         Args:
-            offsets: (n,) int64 positions in the object, in any order.
+            names: distinct objects.
+            which: (n,) int64; range i is of ``names[which[i]]``.
+            offsets: (n,) int64 positions in the object, in any order; ranges may overlap.
             lengths: (n,) int64 bytes.
             out: uint8, writable.
             out_offsets: (n,) int64; destinations must not overlap.
-            gap: ranges this close (bytes) are read together.
+            gap: ranges this close (bytes) are read together; None for what suits the store.
 
         Raises:
             ObjectNotFound: no such object.
-            CorruptionError: a range that does not lie in the object.
+            CorruptionError: a range that does not lie in its object.
             InputError: a destination that does not lie in ``out``.
+            StoreError: the store does not answer (after retries).
         """
 
 
@@ -107,6 +135,8 @@ class _Memory:
 class MemoryObjects:
     """Objects in a dict, for tests and small experiments; safe for threads."""
 
+    concurrency = 1
+
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
         self._lock = threading.Lock()
@@ -114,7 +144,7 @@ class MemoryObjects:
     def put_if_absent(self, name: str, data: bytes) -> None:
         with self._lock:
             if check_name(name) in self._objects:
-                raise _taken(name)
+                raise taken(name)
             self._objects[name] = bytes(data)
 
     def put(self, name: str, data: bytes) -> None:
@@ -125,7 +155,7 @@ class MemoryObjects:
         try:
             return self._objects[check_name(name)]
         except KeyError:
-            raise _missing(name) from None
+            raise missing(name) from None
 
     def size(self, name: str) -> int:
         return len(self.get(name))
@@ -145,11 +175,27 @@ class MemoryObjects:
         yield writer
         self.put(name, bytes(writer.parts))
 
-    def read_into(self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int = GAP_BYTES) -> None:
+    def read_into(
+        self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int | None = None
+    ) -> None:
         data = np.frombuffer(self.get(name), np.uint8)
         check_ranges(name, len(data), offsets, lengths, out, out_offsets)
         for offset, length, place in zip(offsets.tolist(), lengths.tolist(), out_offsets.tolist(), strict=True):
             out[place : place + length] = data[offset : offset + length]
+        count(bytes_fetched=int(lengths.sum()))
+
+    def read_many(
+        self,
+        names: Sequence[str],
+        which: I64,
+        offsets: I64,
+        lengths: I64,
+        out: U8,
+        out_offsets: I64,
+        gap: int | None = None,
+    ) -> None:
+        for name, mine in by_object(names, which):
+            self.read_into(name, offsets[mine], lengths[mine], out, out_offsets[mine], gap)
 
 
 class _File:
@@ -172,6 +218,8 @@ class LocalObjects:
     method here ever shows. Ranges are read through memory maps (see ``ranges``).
     """
 
+    concurrency = 1
+
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         self._files = RangeReader()
@@ -185,7 +233,7 @@ class LocalObjects:
                 try:
                     os.link(temporary, path)
                 except FileExistsError:
-                    raise _taken(name) from None
+                    raise taken(name) from None
                 except OSError as e:
                     if e.errno not in _NO_LINKS:
                         raise
@@ -200,16 +248,16 @@ class LocalObjects:
         try:
             return self._path(name).read_bytes()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            raise _missing(name) from None
+            raise missing(name) from None
 
     def size(self, name: str) -> int:
         try:
             path = self._path(name)
             if path.is_dir():
-                raise _missing(name)
+                raise missing(name)
             return path.stat().st_size
         except (FileNotFoundError, NotADirectoryError):
-            raise _missing(name) from None
+            raise missing(name) from None
 
     def list(self, prefix: str) -> list[str]:
         folder = self.root / prefix.rpartition("/")[0]
@@ -238,11 +286,28 @@ class LocalObjects:
                 os.replace(temporary, path)
         sync_directory(path.parent)
 
-    def read_into(self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int = GAP_BYTES) -> None:
+    def read_into(
+        self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int | None = None
+    ) -> None:
+        near = GAP_BYTES if gap is None else gap
         try:
-            self._files.read_into(self._path(name), name, offsets, lengths, out, out_offsets, gap)
+            self._files.read_into(self._path(name), name, offsets, lengths, out, out_offsets, near)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise _missing(name) from None
+            raise missing(name) from None
+        count(bytes_fetched=int(lengths.sum()))
+
+    def read_many(
+        self,
+        names: Sequence[str],
+        which: I64,
+        offsets: I64,
+        lengths: I64,
+        out: U8,
+        out_offsets: I64,
+        gap: int | None = None,
+    ) -> None:
+        for name, mine in by_object(names, which):
+            self.read_into(name, offsets[mine], lengths[mine], out, out_offsets[mine], gap)
 
     def _path(self, name: str) -> Path:
         return self.root / check_name(name)
@@ -266,7 +331,7 @@ def _rename_if_absent(name: str, temporary: Path, path: Path) -> None:
     with open(path.parent / f"{_TEMPORARY}lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
-            raise _taken(name)
+            raise taken(name)
         os.rename(temporary, path)
 
 
@@ -283,11 +348,35 @@ def _told(name: str) -> Iterator[None]:
         ) from e
 
 
-def _missing(name: str) -> ObjectNotFound:
+def by_object(names: Sequence[str], which: I64) -> Iterator[tuple[str, I64]]:
+    """Each object that ranges are asked of, with the numbers of its ranges. Raises InputError on a number of none."""
+    if len(which) and not 0 <= int(which.min()) <= int(which.max()) < len(names):
+        raise InputError(f"ranges of objects {which.min()} to {which.max()}, but {len(names)} are named; name them all")
+    order = np.argsort(which, kind="stable")
+    used, starts = np.unique(which[order], return_index=True)
+    for k, mine in zip(used.tolist(), np.split(order, starts[1:]), strict=False):
+        yield names[k], mine
+
+
+def each(objects: ObjectStore, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """``work`` of every item, in order: in threads where the store has latency to hide. The first failure is raised.
+
+    What the threads ask of stores is counted where the caller's is (see ``meter``).
+    """
+    if objects.concurrency == 1 or len(items) < 2:
+        return [work(item) for item in items]
+    contexts = [copy_context() for _ in items]
+    with ThreadPoolExecutor(min(objects.concurrency, len(items))) as pool:
+        return list(pool.map(lambda c, item: c.run(work, item), contexts, items))
+
+
+def missing(name: str) -> ObjectNotFound:
+    """The error that ``name`` is not there."""
     return ObjectNotFound(f"no object {name!r}; it was deleted or never written, run `thinrow verify` on the store")
 
 
-def _taken(name: str) -> CommitConflict:
+def taken(name: str) -> CommitConflict:
+    """The error that ``name`` is there already."""
     return CommitConflict(f"{name} exists already; read the newest state and try again")
 
 

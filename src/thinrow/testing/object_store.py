@@ -177,3 +177,37 @@ class ObjectStoreContract:
         for place in (-1, 5, 1 << 62):
             with pytest.raises(InputError, match="allocate more"):
                 store.read_into("d", np.array([0]), np.array([4]), np.zeros(8, np.uint8), np.array([place]))
+
+    def test_read_many_objects_at_once(self, store: ObjectStore) -> None:
+        names = [f"m/{k}" for k in range(5)]
+        contents = [bytes([k]) + DATA[k : 1000 * k + 200] for k in range(5)]
+        for name, content in zip(names, contents, strict=True):
+            store.put(name, content)
+        rng = np.random.default_rng(5)
+        n = 400
+        which = rng.choice([0, 1, 3, 4], n)
+        sizes = np.array([len(c) for c in contents])[which]
+        offsets = rng.integers(0, sizes)
+        lengths = np.minimum(rng.integers(0, 60, n), sizes - offsets)
+        order = rng.permutation(n)
+        places = np.zeros(n, np.int64)
+        places[order] = np.cumsum(lengths[order]) - lengths[order]
+        out = np.zeros(int(lengths.sum()), np.uint8)
+        for gap in (None, 0, 100):
+            out[:] = 0
+            store.read_many(names, which, offsets, lengths, out, places, gap=gap)
+            for k, o, m, p in zip(which, offsets, lengths, places, strict=True):
+                assert out[p : p + m].tobytes() == contents[k][o : o + m]
+
+    def test_read_many_says_which_object_is_wrong(self, store: ObjectStore) -> None:
+        store.put("m/0", DATA)
+        store.put("m/1", b"short")
+        out, ones, zeros = np.zeros(8, np.uint8), np.ones(2, np.int64), np.zeros(2, np.int64)
+        with pytest.raises(ObjectNotFound, match="m/2"):
+            store.read_many(["m/0", "m/2"], np.array([0, 1]), zeros, ones, out, np.array([0, 1]))
+        with pytest.raises(CorruptionError, match="file m/1"):
+            store.read_many(["m/0", "m/1"], np.array([0, 1]), zeros, np.array([2, 6]), out, np.array([0, 2]))
+        with pytest.raises(InputError, match="name them all"):
+            store.read_many(["m/0"], np.array([0, 1]), zeros, ones, out, np.array([0, 1]))
+        with pytest.raises(InputError, match="allocate more"):
+            store.read_many(["m/0", "m/1"], np.array([0, 1]), zeros, ones, out, np.array([0, 8]))

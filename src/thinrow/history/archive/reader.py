@@ -27,6 +27,7 @@ from thinrow.jagged import HIDE_DTYPE, Column
 from thinrow.jagged.column import unite_dictionaries
 from thinrow.kernels import kernel
 from thinrow.storage.codecs import ZSTD_BYTES, BadBlock, check_crcs, decode_bytes, parse_headers
+from thinrow.storage.meter import Meter
 
 if TYPE_CHECKING:
     from thinrow.history.archive.generation import Generation
@@ -37,7 +38,11 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class ReadStats:
-    """What a read cost. ``seconds`` by stage: index, fetch, crc, decode, verify, merge; no second is booked twice."""
+    """What a read cost. ``seconds`` by stage: index, fetch, crc, decode, verify, merge; no second is booked twice.
+
+    ``bytes_read`` are the chunks that were asked for; ``io`` counts the requests and bytes that this took, index and
+    gaps between joined ranges included.
+    """
 
     bytes_read: int = 0
     events_decoded: int = 0
@@ -46,11 +51,13 @@ class ReadStats:
     mixed_pieces: int = 0
     versions_verified: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    io: Meter = field(default_factory=Meter)
 
     def add(self, other: ReadStats) -> None:
         """Add the figures of another read to these."""
         for name in ("bytes_read", "events_decoded", "events_delivered", "pieces", "mixed_pieces", "versions_verified"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.io.add(**other.io.counts())
         for stage, s in other.seconds.items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + s
 
@@ -448,16 +455,12 @@ class RowReader:
         buffer = np.empty(int(length.sum()) // 8 + 1, np.uint64).view(np.uint8)[: int(length.sum())]
         first = 0
         for n, c in zip(needed, chunk, strict=True):
-            last = first + len(c)
             of_run[n.runs] = first + n.inverse
-            self.generation.objects.read_into(
-                n.segment.name,
-                c["offset"].astype(np.int64),
-                length[first:last],
-                buffer,
-                ends[first:last] - length[first:last],
-            )
-            first = last
+            first += len(c)
+        which = np.repeat(np.arange(len(needed)), [len(c) for c in chunk])
+        offset = np.concatenate([np.empty(0, np.int64), *(c["offset"] for c in chunk)]).astype(np.int64)
+        names = [n.segment.name for n in needed]
+        self.generation.objects.read_many(names, which, offset, length, buffer, ends - length)
         self.stats.bytes_read += len(buffer)
         rows = np.concatenate([n.records["n_rows"] for n in needed]).astype(np.int64)
         fetched = _Chunks(buffer, of_run, rows, [], [])
