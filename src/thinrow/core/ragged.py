@@ -41,7 +41,7 @@ def copy_ranges(
         slices = [values[a:b] for a, b in zip(start.tolist(), stop.tolist(), strict=True)]
         return np.concatenate(slices, out=out)
     index, _ = ranges_index(start, stop)
-    return values[index] if out is None else np.take(values, index, out=out, mode="clip")
+    return values[index] if out is None else np.take(values, index, axis=0, out=out, mode="clip")
 
 
 def ranges_index(

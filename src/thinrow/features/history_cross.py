@@ -87,6 +87,10 @@ def _look_up(
     if name not in histories.events.columns:
         raise InputError(f"no column {name!r} in the histories; they have {', '.join(histories.events.columns)}")
     column, n = histories.events.columns[name], len(candidates.values)
+    if column.offsets is not None or column.size:
+        raise InputError(
+            f"history column {name!r} holds {column.shape_name}; candidates are looked up in single values"
+        )
     keys, wanted = _one_kind(name, column, candidates.column)
     count, days = np.zeros(n, np.int32), np.empty(n if with_days else 0, np.int32)
     kernel("history_candidate_cross")(

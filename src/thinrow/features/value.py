@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from thinrow.core.errors import InputError
 from thinrow.jagged import Column, Jagged
 
 Entries: TypeAlias = npt.NDArray[Any] | pa.Array
@@ -53,8 +54,16 @@ class Value:
 
 
 def start(source: Column | Jagged) -> Value:
-    """The value of a plan's input; of a dictionary only the entries that are referenced."""
+    """The value of a plan's input; of a dictionary only the entries that are referenced.
+
+    Raises:
+        InputError: rows hold lists or vectors.
+    """
     column = source.column if isinstance(source, Jagged) else source
+    if column.offsets is not None or column.size:
+        raise InputError(
+            f"a feature op of a column of {column.shape_name}; ops take single values: name the column itself as an output"
+        )
     offsets = source.offsets if isinstance(source, Jagged) else None
     if column.dictionary is None:
         return Value(column.values, None, column.valid, offsets)

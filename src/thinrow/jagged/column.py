@@ -4,7 +4,12 @@ Strings and bytes are never stored as Python objects. ``["a", "b", None, "a"]`` 
 
     Column(values=int32 [0, 1, 0, 0], valid=[True, True, False, True], dictionary=pa.array(["a", "b"]))
 
-The value under a null is 0 and says nothing.
+A column of lists has the elements of all rows as its values, and offsets; ``[[5, 6], None, [7]]`` is::
+
+    Column(values=[5, 6, 7], valid=[True, False, True], offsets=[0, 2, 2, 3])
+
+A column of vectors has values of shape (n, size). The value under a null is 0 (an empty list) and says nothing;
+elements are never null.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from thinrow.core.errors import SchemaError
-from thinrow.core.ragged import copy_ranges
+from thinrow.core.ragged import copy_ranges, offsets_of
 
 #: Arrow type of a column by its dtype name.
 ARROW_TYPES: dict[str, pa.DataType] = {
@@ -38,31 +43,71 @@ ARROW_TYPES: dict[str, pa.DataType] = {
 @dataclass(frozen=True, slots=True)
 class Column:
     """Attributes:
-    values: (n,) the values, or int32 codes into ``dictionary``.
+    values: (n,) the values, or int32 codes into ``dictionary``; (n, size) of vectors; (offsets[-1],) the elements of
+        lists.
     valid: (n,) bool, False where null; None where nothing is null.
     dictionary: the distinct strings or bytes that codes refer to; None for fixed-width columns.
+    offsets: (n + 1,) int64, of lists: those of row i are ``values[offsets[i]:offsets[i + 1]]``, the first offset is 0
+        and the last ``len(values)``; None where a row has one value.
     """
 
     values: npt.NDArray[Any]
     valid: npt.NDArray[np.bool_] | None = None
     dictionary: pa.Array | None = None
+    offsets: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+    @property
+    def size(self) -> int:
+        """Elements of a vector; 0 of a column that holds none."""
+        return int(self.values.shape[1]) if self.values.ndim == 2 else 0
+
+    @property
+    def shape_name(self) -> str:
+        """What a row holds, in words for messages."""
+        if self.offsets is not None:
+            return "lists"
+        return f"vectors of {self.size}" if self.values.ndim == 2 else "single values"
 
     def take(self, index: npt.NDArray[np.intp] | slice) -> Column:
         """Rows at ``index`` (a slice gives views)."""
+        if self.offsets is not None:
+            return self._take_lists(index, self.offsets)
         return Column(self.values[index], None if self.valid is None else self.valid[index], self.dictionary)
+
+    def _take_lists(self, index: npt.NDArray[np.intp] | slice, offsets: npt.NDArray[np.int64]) -> Column:
+        valid = None if self.valid is None else self.valid[index]
+        if isinstance(index, slice) and index.step in (None, 1):
+            start, stop, _ = index.indices(len(self))
+            cut = offsets[start : max(start, stop) + 1]
+            return Column(self.values[cut[0] : cut[-1]], valid, self.dictionary, cut - cut[0])
+        first, last = offsets[:-1][index], offsets[1:][index]
+        return Column(copy_ranges(self.values, first, last), valid, self.dictionary, offsets_of(last - first))
 
     def take_ranges(self, start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> Column:
         """Rows of half-open ranges one after another, copied."""
         valid = None if self.valid is None else copy_ranges(self.valid, start, stop)
-        return Column(copy_ranges(self.values, start, stop), valid, self.dictionary)
+        if self.offsets is None:
+            return Column(copy_ranges(self.values, start, stop), valid, self.dictionary)
+        lengths = copy_ranges(np.diff(self.offsets), start, stop)
+        stop = np.maximum(start, stop)
+        values = copy_ranges(self.values, self.offsets[start], self.offsets[stop])
+        return Column(values, valid, self.dictionary, offsets_of(lengths))
+
+    def elements(self) -> Column:
+        """The values of all rows one after another, as a column of single values that are not null."""
+        return Column(self.values.reshape(-1), None, self.dictionary)
 
     def to_arrow(self) -> pa.Array:
-        """The same values as an Arrow array of the plain (not dictionary) type."""
-        mask = None if self.valid is None else ~self.valid
-        array = pa.array(self.values, mask=mask)
+        """The same values as an Arrow array of the plain (not dictionary) type; lists are large lists."""
+        mask = None if self.valid is None else pa.array(~self.valid)
+        if self.offsets is not None:
+            return pa.LargeListArray.from_arrays(pa.array(self.offsets), self.elements().to_arrow(), mask=mask)
+        if self.values.ndim == 2:
+            return pa.FixedSizeListArray.from_arrays(self.elements().to_arrow(), self.size, mask=mask)
+        array = pa.array(self.values, mask=None if self.valid is None else ~self.valid)
         if self.dictionary is None:
             return array
         if len(self.dictionary) == 0:
@@ -70,14 +115,18 @@ class Column:
         return self.dictionary.take(array)
 
     @classmethod
-    def from_arrow(cls, array: pa.Array | pa.ChunkedArray, dtype: str) -> Column:
+    def from_arrow(
+        cls, array: pa.Array | pa.ChunkedArray, dtype: str, *, ragged: bool = False, size: int = 0
+    ) -> Column:
         """An Arrow array as a Column of ``dtype``: integers must fit, float64 is rounded to float32, a timestamp is cut
-        to whole milliseconds.
+        to whole milliseconds. ``ragged`` reads lists, ``size`` vectors of so many elements, from any kind of list.
 
         Raises:
-            SchemaError: a value does not fit ``dtype``.
+            SchemaError: a value does not fit ``dtype``, or a row is not the list or vector that it should be.
         """
         array = _one_array(array)
+        if ragged or size:
+            return _nested(array, dtype, size)
         if pa.types.is_dictionary(array.type) and not _serves(array.dictionary, dtype):
             array = array.dictionary_decode()
         target = ARROW_TYPES[dtype]
@@ -127,12 +176,42 @@ def _serves(dictionary: pa.Array, dtype: str) -> bool:
     return texts and dictionary.null_count == 0 and len(dictionary.unique()) == len(dictionary)
 
 
-def null_column(dtype: str, n: int) -> Column:
-    """n nulls of a schema dtype."""
-    null = np.zeros(n, np.bool_)
+def _nested(array: pa.Array, dtype: str, size: int) -> Column:
+    """Lists of any kind as lists (``size`` 0) or vectors. Raises as ``Column.from_arrow``."""
+    n, kind = len(array), array.type
+    if pa.types.is_null(kind):
+        return null_column(dtype, n, ragged=not size, size=size)
+    if not pa.types.is_nested(kind) or not hasattr(kind, "value_type") or pa.types.is_map(kind):
+        wanted = f"a vector of {size}" if size else "a list"
+        raise SchemaError(f"a value of type {kind} is not {wanted} of {dtype}; wrap single values in a list first")
+    valid = None if array.null_count == 0 else np.asarray(pc.is_valid(array))
+    rows = np.arange(n) if valid is None else np.flatnonzero(valid)
+    lengths = np.zeros(n, np.int64)
+    lengths[rows] = np.asarray(pc.fill_null(pc.list_value_length(array), 0))[rows]
+    elements = Column.from_arrow(array.flatten(), dtype)
+    if elements.valid is not None:
+        at = int(np.flatnonzero(~elements.valid)[0])
+        row = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
+        raise SchemaError(f"row {row} holds a null element; leave it out of its list, or make the whole row null")
+    if not size:
+        return Column(elements.values, valid, elements.dictionary, offsets_of(lengths))
+    wrong = rows[lengths[rows] != size]
+    if len(wrong):
+        raise SchemaError(f"row {wrong[0]} holds {lengths[wrong[0]]} elements; every vector has {size}")
+    if valid is None:
+        return Column(elements.values.reshape(n, size))
+    values = np.zeros((n, size), dtype)
+    values[rows] = elements.values.reshape(-1, size)
+    return Column(values, valid)
+
+
+def null_column(dtype: str, n: int, *, ragged: bool = False, size: int = 0) -> Column:
+    """n nulls of a schema dtype: single values, lists (``ragged``) or vectors of ``size`` elements."""
+    null, elements = np.zeros(n, np.bool_), 0 if ragged else n
+    offsets = np.zeros(n + 1, np.int64) if ragged else None
     if dtype in ("string", "binary"):
-        return Column(np.zeros(n, np.int32), null, pa.array([], ARROW_TYPES[dtype]))
-    return Column(np.zeros(n, dtype), null)
+        return Column(np.zeros(elements, np.int32), null, pa.array([], ARROW_TYPES[dtype]), offsets)
+    return Column(np.zeros((n, size) if size else elements, dtype), null, None, offsets)
 
 
 def concat_columns(parts: Sequence[Column]) -> Column:
@@ -142,14 +221,17 @@ def concat_columns(parts: Sequence[Column]) -> Column:
     valid = None
     if any(p.valid is not None for p in parts):
         valid = np.concatenate([np.ones(len(p), np.bool_) if p.valid is None else p.valid for p in parts])
+    offsets = None
+    if parts[0].offsets is not None:
+        offsets = offsets_of(np.concatenate([np.diff(p.offsets) for p in parts if p.offsets is not None]))
     if parts[0].dictionary is None:
-        return Column(np.concatenate([p.values for p in parts]), valid)
+        return Column(np.concatenate([p.values for p in parts]), valid, None, offsets)
     first = parts[0].dictionary
     if all(p.dictionary is first or (p.dictionary is not None and p.dictionary.equals(first)) for p in parts):
-        return Column(np.concatenate([p.values for p in parts]), valid, first)
+        return Column(np.concatenate([p.values for p in parts]), valid, first, offsets)
     united, remaps = unite_dictionaries([p.dictionary for p in parts])
     values = [r[p.values] if len(r) else p.values for r, p in zip(remaps, parts, strict=True)]
-    return Column(np.concatenate(values), valid, united)
+    return Column(np.concatenate(values), valid, united, offsets)
 
 
 def unite_dictionaries(dictionaries: Sequence[pa.Array]) -> tuple[pa.Array, list[npt.NDArray[np.int32]]]:

@@ -42,20 +42,35 @@ def tensor(values: npt.NDArray[Any]) -> Tensor:
 class Columns(Mapping[str, Tensor]):
     """Columns by name as tensors, made when asked for; a null reads as 0.
 
+    A vector column is (n, size). Of lists ``lists`` gives elements and offsets.
+
     Raises:
-        InputError: on asking for a column of text: its codes mean nothing outside their batch.
+        InputError: on asking for a column of text, whose codes mean nothing outside their batch, or of lists.
     """
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
         self._columns = columns
 
     def __getitem__(self, name: str) -> Tensor:
+        column = self._numbers(name)
+        if column.offsets is not None:
+            raise InputError(f"column {name!r} holds lists; take elements and offsets: columns.lists({name!r})")
+        return tensor(column.values)
+
+    def lists(self, name: str) -> JaggedTensor:
+        """A column of lists: a row for each value of the others. Raises InputError where it holds no lists."""
+        column = self._numbers(name)
+        if column.offsets is None:
+            raise InputError(f"column {name!r} holds {column.shape_name}; take columns[{name!r}]")
+        return JaggedTensor(tensor(column.values), tensor(column.offsets))
+
+    def _numbers(self, name: str) -> Column:
         if name not in self._columns:
             raise KeyError(f"no column {name!r}; there are {', '.join(self._columns)}")
         column = self._columns[name]
         if column.dictionary is not None:
             raise InputError(f"column {name!r} is text; hash it in the loader's plan: Hash(Source('history.{name}'))")
-        return tensor(column.values)
+        return column
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)

@@ -15,6 +15,13 @@ TOML form that ``thinrow ingest --schema`` reads::
 
     [groups.price]
     sales_value = { trait = "numeric", dtype = "float64", nullable = true }
+
+    [groups.content]
+    tags = { trait = "id_list", dtype = "string" }                    # any number of values an event
+    embedding = { trait = "vector", dtype = "float32", size = 16 }    # 16 values an event
+    flags = { trait = "bitmap", dtype = "int16" }                     # 16 yes-or-no flags, one a bit
+
+More than 64 flags are a vector of int64 words, or a list of the numbers of those that are set.
 """
 
 from __future__ import annotations
@@ -47,8 +54,15 @@ EVENT_TS_ID, ARRIVAL_ID, HIDDEN_FROM_ID, EVENT_ID_ID = -1, -2, -3, -4
 KEYS_GROUP, IDS_GROUP = "keys", "ids"
 
 
+#: Most elements of one list or vector: 512 of them, a stripe, stay within what a reader takes into memory at once.
+MAX_ELEMENTS = 32_768
+
+
 class Trait(str, Enum):
-    """What a column's values mean; it bounds the dtypes that the column may have."""
+    """What a column's values mean; it bounds the dtypes that the column may have.
+
+    An ID_LIST holds any number of values an event, a VECTOR as many as its ``size`` says, the others one.
+    """
 
     TIMESTAMP = "timestamp"
     ID = "id"
@@ -60,22 +74,24 @@ class Trait(str, Enum):
     VECTOR = "vector"
 
 
+_INTEGERS: tuple[DType, ...] = ("int8", "int16", "int32", "int64")
 _DTYPES_OF_TRAIT: dict[Trait, tuple[DType, ...]] = {
     Trait.TIMESTAMP: ("int64",),
-    Trait.ID: ("int8", "int16", "int32", "int64", "string"),
-    Trait.CATEGORICAL: ("int8", "int16", "int32", "int64", "string"),
-    Trait.NUMERIC: ("int8", "int16", "int32", "int64", "float32", "float64"),
+    Trait.ID: (*_INTEGERS, "string"),
+    Trait.CATEGORICAL: (*_INTEGERS, "string"),
+    Trait.NUMERIC: (*_INTEGERS, "float32", "float64"),
+    Trait.BITMAP: _INTEGERS,
+    Trait.ID_LIST: (*_INTEGERS, "string"),
     Trait.TEXT: ("string", "binary"),
-    # Part of the record model; archive format version 1 has no codec for them.
-    Trait.BITMAP: (),
-    Trait.ID_LIST: (),
-    Trait.VECTOR: (),
+    Trait.VECTOR: (*_INTEGERS, "float32", "float64"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """One column: ``id`` (1 or more, never reused), ``name``, ``trait``, ``dtype``, ``group``, ``nullable``."""
+    """One column: ``id`` (1 or more, never reused), ``name``, ``trait``, ``dtype`` (of an element, where an event has
+    several), ``group``, ``nullable`` (as a whole: elements are never null), and ``size``, the elements of a vector (1 to
+    ``MAX_ELEMENTS``; 0 for every other trait)."""
 
     id: int
     name: str
@@ -83,6 +99,7 @@ class ColumnSpec:
     dtype: DType
     group: str
     nullable: bool = False
+    size: int = 0
 
     def __post_init__(self) -> None:
         if self.id < 1:
@@ -95,10 +112,21 @@ class ColumnSpec:
             raise SchemaError(f"column {self.name!r} is in group {self.group!r}, a reserved name; name another group")
         allowed = _DTYPES_OF_TRAIT[self.trait]
         if self.dtype not in allowed:
-            known = ", ".join(allowed) or "none in format version 1; use one column per element"
             raise SchemaError(
-                f"column {self.name!r}: trait {self.trait.value} with dtype {self.dtype!r}; allowed: {known}"
+                f"column {self.name!r}: trait {self.trait.value} with dtype {self.dtype!r}; allowed: "
+                f"{', '.join(allowed)}"
             )
+        if self.trait is Trait.VECTOR and not 1 <= self.size <= MAX_ELEMENTS:
+            raise SchemaError(
+                f"vector {self.name!r} has size {self.size}; give the number of its elements, 1 to {MAX_ELEMENTS}"
+            )
+        if self.trait is not Trait.VECTOR and self.size:
+            raise SchemaError(f"column {self.name!r} has size {self.size}; only a vector has a size, leave it out")
+
+    @property
+    def ragged(self) -> bool:
+        """Whether an event has any number of values."""
+        return self.trait is Trait.ID_LIST
 
     @property
     def is_bytes(self) -> bool:
@@ -174,6 +202,7 @@ class EventSchema:
                     "dtype": c.dtype,
                     "group": c.group,
                     "nullable": c.nullable,
+                    **({"size": c.size} if c.size else {}),
                 }
                 for c in self.columns
             ],
@@ -243,7 +272,8 @@ class EventSchema:
         groups: Mapping[str, Sequence[str]] | None = None,
     ) -> EventSchema:
         """A schema for a table: every other column, traits guessed from types (ints are ids, floats numeric,
-        strings categorical, timestamps timestamp), all in one group ``main`` unless ``groups`` says otherwise.
+        strings categorical, timestamps timestamp, lists id lists, lists of a fixed size vectors), all in one group
+        ``main`` unless ``groups`` says otherwise.
 
         Raises:
             SchemaError: a named column is missing, one in ``groups`` too, or a column's type has no counterpart.
@@ -257,10 +287,9 @@ class EventSchema:
         for field in arrow:
             if field.name in special:
                 continue
-            dtype, trait = _guess(field)
-            columns.append(
-                ColumnSpec(len(columns) + 1, field.name, trait, dtype, group_of.get(field.name, "main"), field.nullable)
-            )
+            dtype, trait, size = _guess(field)
+            group = group_of.get(field.name, "main")
+            columns.append(ColumnSpec(len(columns) + 1, field.name, trait, dtype, group, field.nullable, size))
         return _bind(
             tuple(columns),
             arrow,
@@ -309,26 +338,41 @@ def _require(data: Mapping[str, Any], key: str) -> None:
 def _column_from_toml(group: str, name: str, spec: object, next_id: int) -> ColumnSpec:
     if not isinstance(spec, dict) or "trait" not in spec or "dtype" not in spec:
         raise SchemaError(f'column {name!r}: write {name} = {{ trait = "id", dtype = "int64" }}')
-    extra = set(spec) - {"trait", "dtype", "nullable", "id"}
+    known = ("trait", "dtype", "nullable", "id", "size")
+    extra = set(spec) - set(known)
     if extra:
-        raise SchemaError(f"column {name!r} has an unknown key {sorted(extra)[0]!r}; known: trait, dtype, nullable, id")
+        raise SchemaError(f"column {name!r} has an unknown key {sorted(extra)[0]!r}; known: {', '.join(known)}")
     try:
         trait = Trait(spec["trait"])
     except ValueError:
         raise SchemaError(
             f"column {name!r}: unknown trait {spec['trait']!r}; known: {', '.join(t.value for t in Trait)}"
         ) from None
-    column_id, nullable = spec.get("id", next_id), spec.get("nullable", False)
-    for key, value, kind in (("id", column_id, int), ("nullable", nullable, bool)):
+    column_id, nullable, size = spec.get("id", next_id), spec.get("nullable", False), spec.get("size", 0)
+    for key, value, kind in (("id", column_id, int), ("nullable", nullable, bool), ("size", size, int)):
         if type(value) is not kind:
             raise SchemaError(f"column {name!r}: {key} is {value!r}; it must be of type {kind.__name__}")
-    return ColumnSpec(column_id, name, trait, spec["dtype"], group, nullable)
+    return ColumnSpec(column_id, name, trait, spec["dtype"], group, nullable, size)
 
 
-def _guess(field: pa.Field) -> tuple[DType, Trait]:
+def _guess(field: pa.Field) -> tuple[DType, Trait, int]:
+    """Dtype, trait and size of the column that a field becomes."""
     import pyarrow.types as t
 
-    kind = field.type.value_type if t.is_dictionary(field.type) else field.type
+    kind, trait, size = field.type, None, 0
+    if t.is_fixed_size_list(kind):
+        trait, size = Trait.VECTOR, kind.list_size
+    elif t.is_list(kind) or t.is_large_list(kind) or t.is_list_view(kind) or t.is_large_list_view(kind):
+        trait = Trait.ID_LIST
+    dtype, of_one = _guess_one(field, kind if trait is None else kind.value_type)
+    return dtype, trait or of_one, size
+
+
+def _guess_one(field: pa.Field, kind: pa.DataType) -> tuple[DType, Trait]:
+    """Of one value of type ``kind``."""
+    import pyarrow.types as t
+
+    kind = kind.value_type if t.is_dictionary(kind) else kind
     if t.is_string(kind) or t.is_large_string(kind):
         return "string", Trait.CATEGORICAL
     if t.is_binary(kind) or t.is_large_binary(kind):
@@ -337,9 +381,9 @@ def _guess(field: pa.Field) -> tuple[DType, Trait]:
         return "int64", Trait.TIMESTAMP
     if t.is_boolean(kind):
         return "int8", Trait.CATEGORICAL
-    name = {"float": "float32", "double": "float64", "uint8": "int16", "uint16": "int32", "uint32": "int64"}.get(
-        str(kind), str(kind)
-    )
+    widened = {"halffloat": "float32", "float": "float32", "double": "float64"}
+    widened |= {"uint8": "int16", "uint16": "int32", "uint32": "int64"}
+    name = widened.get(str(kind), str(kind))
     if name in DTYPES:
         return name, Trait.NUMERIC if name.startswith("float") else Trait.ID
     raise SchemaError(

@@ -111,3 +111,20 @@ def test_histories_without_events() -> None:
     padded, mask = seen.padded(x, 3)
     assert padded.shape == (12, 3, 2)
     assert not mask.any()
+
+
+def test_vectors_are_tensors_of_rows_and_lists_are_elements_and_offsets() -> None:
+    columns = Columns(
+        {
+            "vector": Column(np.arange(6.0).reshape(3, 2)),
+            "list": Column(np.array([5, 6, 7]), None, None, np.array([0, 2, 2, 3])),
+        }
+    )
+    assert columns["vector"].shape == (3, 2)
+    lists = columns.lists("list")
+    assert lists.values.tolist() == [5, 6, 7]
+    assert lists.lengths.tolist() == [2, 0, 1]
+    with pytest.raises(InputError, match=r"'list' holds lists; take elements and offsets: columns.lists"):
+        columns["list"]
+    with pytest.raises(InputError, match=r"'vector' holds vectors of 2; take columns"):
+        columns.lists("vector")
