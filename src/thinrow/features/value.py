@@ -62,7 +62,7 @@ def start(source: Column | Jagged) -> Value:
     column = source.column if isinstance(source, Jagged) else source
     if column.offsets is not None or column.size:
         raise InputError(
-            f"a feature op of a column of {column.shape_name}; ops take single values: name the column itself as an output"
+            f"a feature op of a column of {column.shape_name}; ops take single values: output the column itself"
         )
     offsets = source.offsets if isinstance(source, Jagged) else None
     if column.dictionary is None:

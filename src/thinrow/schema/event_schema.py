@@ -90,8 +90,8 @@ _DTYPES_OF_TRAIT: dict[Trait, tuple[DType, ...]] = {
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
     """One column: ``id`` (1 or more, never reused), ``name``, ``trait``, ``dtype`` (of an element, where an event has
-    several), ``group``, ``nullable`` (as a whole: elements are never null), and ``size``, the elements of a vector (1 to
-    ``MAX_ELEMENTS``; 0 for every other trait)."""
+    several), ``group``, ``nullable`` (as a whole: elements are never null), and ``size``, the elements of a vector
+    (1 to ``MAX_ELEMENTS``; 0 for every other trait)."""
 
     id: int
     name: str

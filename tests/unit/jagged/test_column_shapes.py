@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -141,7 +142,7 @@ def shared(dtype: str, size: int, rows: list[list[Any] | None]) -> tuple[SharedH
 def test_shared_histories_copy_select_and_concat_them(case: Any, seed: int) -> None:
     histories, rows = shared(*case)
     index, offsets = histories.positions()
-    wanted = [[rows[i] for i in index[a:b]] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    wanted = [[rows[i] for i in index[a:b]] for a, b in itertools.pairwise(offsets)]
     jagged = histories.to_jagged("x")
     assert jagged.to_arrow().to_pylist() == wanted
     back = Jagged.from_arrow(jagged.to_arrow(), case[0], ragged=not case[1], size=case[1])
