@@ -161,9 +161,13 @@ def test_cut_stripes(lengths: list[int], stripe_rows: int) -> None:
 
 
 @FAST
-@given(words=st.lists(st.sampled_from([0, 1, 2**64 - 1, 2**63, 77]), max_size=30), limit=st.integers(1, 6))
-def test_distinct_words(words: list[int], limit: int) -> None:
-    same("distinct_words", np.array(words, np.uint64), limit)
+@given(
+    words=st.lists(st.sampled_from([0, 1, 2**64 - 1, 2**63, 77]), max_size=30),
+    limit=st.integers(1, 6),
+    known=st.integers(0, 7),
+)
+def test_distinct_words(words: list[int], limit: int, known: int) -> None:
+    same("distinct_words", np.array(words, np.uint64), limit, np.array([5, 0, 77, 8, 9, 2**63, 4][:known], np.uint64))
 
 
 @FAST

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from thinrow.core.errors import CorruptionError, InputError
 from thinrow.storage.codecs import check_crcs
 from thinrow.storage.container import Container, ContainerWriter, crc_of
 from thinrow.storage.objects import ObjectStore
+from thinrow.storage.spool import Spool
 
 I64 = npt.NDArray[np.int64]
 Records: TypeAlias = npt.NDArray[Any]
@@ -46,6 +48,94 @@ def _directory_dtype(key_kind: KeyKind | None) -> np.dtype[Any]:
     return np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc", "<u4"), ("first", "<u8"), *key])
 
 
+class PageWriter:
+    """Pages of records that come in parts; their bytes do not depend on how the records were parted.
+
+    Attributes:
+        n_records: records added.
+    """
+
+    def __init__(
+        self, name: str, dtype: np.dtype[Any], key_kind: KeyKind | None = None, folder: Path | None = None
+    ) -> None:
+        """Records of ``dtype``; with keys its first field is ``key``, ``<i8``, which is filled here.
+
+        Complete pages wait in memory or in an unnamed file in ``folder`` (see ``Spool``).
+        """
+        self.name, self.n_records = name, 0
+        self._kind = key_kind
+        self._pages = Spool(folder)
+        self._heap = bytearray()
+        self._directory: list[npt.NDArray[Any]] = []
+        self._records: Records = np.empty(0, dtype)
+        self._keys: Keys = np.empty(0, object if key_kind == "string" else np.int64)
+
+    def add(self, records: Records, keys: Keys | None = None) -> None:
+        """Add (n,) records; keys (n,) ascend over all calls (equal ones allowed).
+
+        Raises:
+            InputError: keys not ascending, or a record that does not fit a page.
+            StoreError: the disk refuses.
+        """
+        self._records = np.concatenate([self._records, records])
+        if keys is not None:
+            self._keys = np.concatenate([self._keys, keys])
+            if bool((self._keys[:-1] > self._keys[1:]).any()):
+                raise InputError(f"keys of {self.name!r} are not ascending; sort the records by key first")
+        self._cut(last=False)
+
+    def finish(self, out: ContainerWriter) -> None:
+        """Write the sections ``name`` and ``name.directory``, and let go of the pages."""
+        self._cut(last=True)
+        with self._pages as pages:
+            out.begin_section(self.name)
+            begin = out.offset
+            for block in pages.blocks():
+                out.append(block)
+            out.end_section(crc=False)
+        directory = np.concatenate([np.empty(0, _directory_dtype(self._kind)), *self._directory])
+        directory["offset"] += np.uint64(begin)
+        out.begin_section(f"{self.name}.directory")
+        out.append(np.array([len(directory), self.n_records], "<u8").tobytes() + directory.tobytes())
+        out.append(bytes(self._heap))
+        out.end_section(crc=True)
+
+    def close(self) -> None:
+        """Let go of the pages without writing them."""
+        self._pages.close()
+
+    def _cut(self, last: bool) -> None:
+        """Cut what has come into pages; the last one waits for more, unless this is the ``last`` call."""
+        records, keys = self._records.copy(), self._keys
+        texts = _Texts(keys) if self._kind == "string" else None
+        if self._kind == "int64":
+            records["key"] = keys
+        bounds = _cut(len(records), records.dtype.itemsize, texts)
+        if not last:
+            bounds = bounds[:-1] or [0]
+        directory = np.zeros(len(bounds) - 1, _directory_dtype(self._kind))
+        directory["first"] = self.n_records + np.array(bounds[:-1], np.int64)
+        for p, (start, stop) in enumerate(pairwise(bounds)):
+            page_heap = b""
+            if texts is not None:
+                slots, page_heap = texts.page(start, stop)
+                records["key"][start:stop] = slots.view("<i8")
+                first = texts.first(start)
+                directory["key_offset"][p], directory["key_length"][p] = len(self._heap), len(first)
+                self._heap += first
+            head = np.array([stop - start, len(page_heap)], "<u4").tobytes()
+            page = head + records[start:stop].tobytes() + page_heap
+            page += bytes(-len(page) % 8)
+            directory["offset"][p] = self._pages.size
+            self._pages.append(page)
+            directory["length"][p], directory["crc"][p] = len(page), crc_of(page)
+        if self._kind == "int64":
+            directory["key"] = records["key"][bounds[:-1]]
+        self._directory.append(directory)
+        self._records, self._keys = self._records[bounds[-1] :], keys[bounds[-1] :]
+        self.n_records += bounds[-1]
+
+
 def write_pages(out: ContainerWriter, name: str, records: Records, keys: Keys | None) -> None:
     """Write the sections ``name`` and ``name.directory``.
 
@@ -57,36 +147,9 @@ def write_pages(out: ContainerWriter, name: str, records: Records, keys: Keys | 
         InputError: keys not ascending, or a record that does not fit a page.
     """
     kind: KeyKind | None = None if keys is None else "int64" if keys.dtype == np.int64 else "string"
-    if keys is not None and len(keys) > 1 and bool((keys[:-1] > keys[1:]).any()):
-        raise InputError(f"keys of {name!r} are not ascending; sort the records by key first")
-    records = records.copy()
-    texts = _Texts(keys) if keys is not None and kind == "string" else None
-    if kind == "int64":
-        records["key"] = keys
-    bounds = _cut(len(records), records.dtype.itemsize, texts)
-    directory = np.zeros(len(bounds) - 1, _directory_dtype(kind))
-    directory["first"] = bounds[:-1]
-    heap = bytearray()
-    out.begin_section(name)
-    for p, (start, stop) in enumerate(pairwise(bounds)):
-        page_heap = b""
-        if texts is not None:
-            slots, page_heap = texts.page(start, stop)
-            records["key"][start:stop] = slots.view("<i8")
-            first = texts.first(start)
-            directory["key_offset"][p], directory["key_length"][p] = len(heap), len(first)
-            heap += first
-        head = np.array([stop - start, len(page_heap)], "<u4").tobytes()
-        page = head + records[start:stop].tobytes() + page_heap
-        page += bytes(-len(page) % 8)
-        directory["offset"][p] = out.append(page)
-        directory["length"][p], directory["crc"][p] = len(page), crc_of(page)
-    if kind == "int64":
-        directory["key"] = records["key"][bounds[:-1]]
-    out.end_section(crc=False)
-    out.begin_section(f"{name}.directory")
-    out.append(np.array([len(directory), len(records)], "<u8").tobytes() + directory.tobytes() + bytes(heap))
-    out.end_section(crc=True)
+    pages = PageWriter(name, records.dtype, kind)
+    pages.add(records, keys)
+    pages.finish(out)
 
 
 class _Texts:

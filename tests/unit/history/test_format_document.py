@@ -175,9 +175,10 @@ class Document:
     ) -> list[Any]:
         dictionary, dtype = self.dictionaries[column["id"]], column["dtype"]
         if dtype in ("string", "binary"):
-            if dictionary is None:
+            if block[0] == 7:
                 found = self._strings(block, n_rows)
             else:
+                assert dictionary is not None
                 found = [dictionary[code] for code in self._decode(*block, n_rows, None, 4)]
         else:
             found = self._decode(*block, n_rows, dictionary, np.dtype(dtype).itemsize, dtype.startswith("int"))

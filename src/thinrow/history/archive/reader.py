@@ -280,7 +280,7 @@ class RowReader:
             self._decode(group, np.flatnonzero(nulls[self.segment] >= 0), nulls, spec, null, None)
             runs = np.flatnonzero(stream[self.segment] >= 0)
             if spec.is_bytes:
-                coded = lookup.n[self.segment[runs]] > 0
+                coded = self._codec(group, runs, stream) != ZSTD_BYTES
                 runs, long_runs = runs[coded], np.concatenate([long_runs, runs[~coded]])
             self._decode(group, runs, stream, spec, values, None if spec.is_bytes else lookup)
             if spec.is_bytes and len(runs):
@@ -292,6 +292,14 @@ class RowReader:
         if len(long_runs):
             strings = self._add_long(long_runs, parts, spec, values, lookup)
         return Column(values, valid, strings)
+
+    def _codec(self, group: str, runs: Ints, stream: Ints) -> npt.NDArray[np.uint8]:
+        """Codec of the block of each run in one stream (``stream``: by segment number)."""
+        chunks = self._fetch(group)
+        codec: npt.NDArray[np.uint8] = self._entries(chunks, chunks.of_run[runs], stream[self.segment[runs]])[0][
+            "codec"
+        ]
+        return codec
 
     def _unite_codes(self, runs: Ints, spec: StoredColumn, codes: npt.NDArray[Any], lookup: ColumnDictionary) -> None:
         seg = self.segment[runs]
@@ -309,7 +317,7 @@ class RowReader:
         codes: npt.NDArray[Any],
         lookup: ColumnDictionary,
     ) -> pa.Array:
-        """Decode runs whose strings have no segment dictionary; returns the strings that all codes now refer to."""
+        """Decode runs whose strings stand in their blocks; returns the strings that all codes now refer to."""
         kind = pa.string() if spec.dtype == "string" else pa.binary()
         found = [lookup.strings]
         where = []
@@ -331,11 +339,6 @@ class RowReader:
         of_run = chunks.of_run[runs]
         entry, block = self._entries(chunks, of_run, np.full(len(runs), stream))
         self._check(chunks, runs, of_run, entry, block, spec)
-        strange = entry["codec"] != ZSTD_BYTES
-        if strange.any():
-            raise self._corrupt(
-                int(runs[strange.argmax()]), spec.name, "a codec of fixed-width values in a bytes column"
-            )
         try:
             offsets, data = decode_bytes(
                 chunks.buffer,

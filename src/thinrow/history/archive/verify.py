@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from thinrow.core.errors import CorruptionError, NewerFormatError, StoreError, ThinrowError
 from thinrow.core.users import Users, plain
+from thinrow.history.archive.encode import content_digest
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.layout import PIECE_DTYPE, key_columns
 from thinrow.history.archive.reader import Pieces, ReadStats, RowReader
 from thinrow.history.archive.segment import Segment
-from thinrow.history.archive.writer import content_digest
 from thinrow.jagged import HIDE_DTYPE
 from thinrow.kernels import kernel
 

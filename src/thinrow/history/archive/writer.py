@@ -1,65 +1,207 @@
 """Write one segment: the events of one bucket, sorted, striped, encoded, indexed and digested.
 
-Everything is done a column at a time over all rows of the bucket; a segment appears in the store whole or not at all.
+Events come in parts, users ascending; memory is that of one part. What lies apart in the file (regions of feature
+groups, index pages) grows side by side in spools, and the segment appears in the store whole or not at all::
+
+    with SegmentWriter(objects, name, schema, bucket=0, n_buckets=4) as writer:
+        for events in parts:
+            writer.add(events)
+        info = writer.finish(hides)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from thinrow.core.errors import SchemaError
-from thinrow.core.ragged import offsets_of
-from thinrow.core.users import kind_of
+from thinrow.history.archive.encode import ColumnEncoder, EncodedColumn, Stripes, column_of, content_digest
 from thinrow.history.archive.hides import Hides, encode_hides
 from thinrow.history.archive.layout import (
     PIECE_DTYPE,
     STRIPE_ROWS,
     SegmentInfo,
-    StoredColumn,
     groups_of,
     stored_columns,
     stripe_dtype,
 )
-from thinrow.jagged import Column, Events
-from thinrow.jagged.column import null_column
+from thinrow.jagged import Events
 from thinrow.kernels import kernel
 from thinrow.schema import EventSchema
-from thinrow.storage.codecs import DICTIONARY, EncodedStream, encode_bytes, encode_fixed, interleave
-from thinrow.storage.container import ContainerWriter
-from thinrow.storage.objects import ObjectStore
-from thinrow.storage.pages import write_pages
+from thinrow.storage.codecs import EncodedStream, interleave
+from thinrow.storage.container import ContainerWriter, crc_of
+from thinrow.storage.objects import LocalObjects, ObjectStore
+from thinrow.storage.pages import PageWriter
+from thinrow.storage.spool import Spool
 
-#: A fixed-width column has a segment dictionary where its distinct values are at most this many.
-_MAX_WORDS = 4_096
-#: A string column has one where they are at most this many and few against the rows.
-_MAX_STRINGS = 65_536
-_ALWAYS_STRINGS = 256
+_RECORDS_AT_ONCE = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Stripes:
-    """How the rows are cut: pieces (user, rows, stripe, row in stripe) and the row offsets of pieces and stripes."""
+class SegmentWriter:
+    """Writes a segment part by part. Use as a context manager: it lets go of what was set aside.
 
-    user: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64]
-    stripe: npt.NDArray[np.int64]
-    first: npt.NDArray[np.int64]
-    piece_off: npt.NDArray[np.int64]
-    stripe_off: npt.NDArray[np.int64]
+    What does not fit in a few MB of memory is set aside in files without names: beside a local store, else in the
+    folder of ``tempfile``. So the disk must have room for the segment twice, and a killed process leaves nothing.
+    """
 
-    @classmethod
-    def cut(cls, lengths: npt.NDArray[np.int64], stripe_rows: int) -> _Stripes:
-        user, rows, stripe, first = kernel("cut_stripes")(lengths, stripe_rows)
-        piece_off = offsets_of(rows)
-        starts = np.flatnonzero(np.diff(stripe, prepend=-1))
-        stripe_off = np.concatenate([piece_off[:-1][starts], piece_off[-1:]])
-        return cls(user, rows, stripe, first, piece_off, stripe_off)
+    def __init__(
+        self,
+        objects: ObjectStore,
+        name: str,
+        schema: EventSchema,
+        *,
+        bucket: int,
+        n_buckets: int,
+        stripe_rows: int = STRIPE_ROWS,
+    ) -> None:
+        """A segment ``name`` of ``bucket``; nothing is in ``objects`` before ``finish``."""
+        self._objects, self._name, self._schema = objects, name, schema
+        self._bucket, self._n_buckets, self._stripe_rows = bucket, n_buckets, stripe_rows
+        self._columns = stored_columns(schema)
+        self._groups = groups_of(self._columns)
+        self._encoders = [ColumnEncoder(spec) for spec in self._columns]
+        folder = objects.root if isinstance(objects, LocalObjects) else None
+        self._folder: Path | None = folder
+        with ExitStack() as stack:
+            self._regions = [stack.enter_context(Spool(folder)) for _ in self._groups]
+            self._stripes = stack.enter_context(Spool(folder))
+            self._pieces = PageWriter("pieces", PIECE_DTYPE, schema.user_kind, folder)
+            stack.callback(self._pieces.close)
+            self._stack = stack.pop_all()
+        self._identity = 0
+        self._n_rows = self._n_users = self._n_stripes = 0
+        self._last_user: object = None
+        self._min_ts = self._max_ts = self._max_arrival = 0
+
+    def __enter__(self) -> SegmentWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def add(self, events: Events) -> None:
+        """Add users with their events in order of (event_ts, arrival); users ascend over all calls.
+
+        The first user may be the last one of the call before, going on where it ended. Columns that ``events`` lacks
+        are written as null.
+
+        Raises:
+            SchemaError: a column that is not nullable is missing or holds a null.
+            InputError: users that do not ascend.
+            StoreError: no room to set it aside.
+        """
+        if not len(events):
+            return
+        cut = Stripes.cut(events.lengths, self._stripe_rows)
+        mix = kernel("identity_mix")(events.event_ts, events.arrival)
+        self._identity += int(mix.sum(dtype=np.uint64))
+        streams: dict[str, list[EncodedStream]] = {g: [] for g in self._groups}
+        for spec, encoder in zip(self._columns, self._encoders, strict=True):
+            streams[spec.group] += encoder.add(column_of(events, spec), cut, mix)
+        records = np.zeros(len(cut.stripe_off) - 1, stripe_dtype(len(self._groups)))
+        records["n_rows"] = np.diff(cut.stripe_off)
+        for g, (region, members) in enumerate(zip(self._regions, streams.values(), strict=True)):
+            chunks, offsets, crc = interleave(members)
+            # Relative to the region, until it is known where that begins.
+            records["chunks"]["offset"][:, g] = region.size + offsets[:-1]
+            records["chunks"]["length"][:, g] = np.diff(offsets)
+            records["chunks"]["header_crc"][:, g] = crc
+            region.append(chunks)
+        self._pieces.add(_piece_records(events, cut, mix, self._n_stripes), events.users[cut.user])
+        self._stripes.append(records.view(np.uint8))
+        self._count(events, len(records))
+
+    def finish(self, hides: Hides) -> SegmentInfo:
+        """Write the segment, whole and durable. ``hides`` names events of older segments.
+
+        Raises:
+            StoreError: the medium refused; nothing is left behind.
+        """
+        encoded = [encoder.finish() for encoder in self._encoders]
+        digests = {"identity": self._identity % (1 << 64)}
+        digests.update({str(c.id): e.digest for c, e in zip(self._columns, encoded, strict=True)})
+        with self._objects.create(self._name) as writer:
+            out = ContainerWriter(writer)
+            bases = []
+            for group, region in zip(self._groups, self._regions, strict=True):
+                out.begin_section(f"group:{group}")
+                bases.append(out.offset)
+                for block in region.blocks():
+                    out.append(block)
+                out.end_section(crc=False)
+            out.begin_section("dictionaries")
+            for column in encoded:
+                out.append(column.dictionary or b"")
+            out.end_section(crc=True)
+            out.begin_section("hides")
+            out.append(encode_hides(hides))
+            out.end_section(crc=True)
+            self._pieces.finish(out)
+            self._write_stripes(out, bases)
+            out.finish(self._meta(encoded, digests))
+        return SegmentInfo(self._name, self._objects.size(self._name), self._n_rows, self._n_users, digests)
+
+    def _count(self, events: Events, n_stripes: int) -> None:
+        some = events.users[np.flatnonzero(events.lengths)]
+        self._n_users += len(some) - int(self._n_rows > 0 and some[0] == self._last_user)
+        self._last_user = some[-1]
+        low = int(events.event_ts.min())
+        self._min_ts = low if not self._n_rows else min(self._min_ts, low)
+        self._max_ts = max(self._max_ts, int(events.event_ts.max()))
+        self._max_arrival = max(self._max_arrival, int(events.arrival.max()))
+        self._n_rows += len(events)
+        self._n_stripes += n_stripes
+
+    def _write_stripes(self, out: ContainerWriter, bases: list[int]) -> None:
+        kind = stripe_dtype(len(self._groups))
+        pages = PageWriter("stripes", kind, None, self._folder)
+        self._stack.callback(pages.close)
+        for block in self._stripes.blocks(_RECORDS_AT_ONCE * kind.itemsize):
+            records = np.frombuffer(block, kind).copy()
+            records["chunks"]["offset"] += np.array(bases, np.uint64)
+            pages.add(records)
+        pages.finish(out)
+
+    def _meta(self, encoded: list[EncodedColumn], digests: dict[str, int]) -> dict[str, Any]:
+        described = []
+        at = 0
+        for spec, column in zip(self._columns, encoded, strict=True):
+            data = column.dictionary
+            place = data and {"offset": at, "length": len(data), "n": column.entries, "crc": crc_of(data)}
+            at += len(data or b"")
+            described.append(
+                {
+                    "id": spec.id,
+                    "name": spec.name,
+                    "dtype": spec.dtype,
+                    "nullable": spec.nullable,
+                    "codec_counts": {str(codec): n for codec, n in column.codec_counts.items()},
+                    "dictionary": place,
+                }
+            )
+        return {
+            "kind": "segment",
+            "bucket": self._bucket,
+            "n_buckets": self._n_buckets,
+            "schema": self._schema.to_dict(),
+            "schema_id": self._schema.schema_id,
+            "user_kind": self._schema.user_kind,
+            "n_rows": self._n_rows,
+            "n_users": self._n_users,
+            "stripe_rows": self._stripe_rows,
+            "min_ts": self._min_ts,
+            "max_ts": self._max_ts,
+            "max_arrival": self._max_arrival,
+            "groups": [{"name": g, "columns": [c.id for c in self._columns if c.group == g]} for g in self._groups],
+            "columns": described,
+            "digests": {k: str(v) for k, v in digests.items()},
+        }
 
 
 def write_segment(
@@ -75,80 +217,11 @@ def write_segment(
 ) -> SegmentInfo:
     """Write ``events`` (users ascending, each user's events in order of (event_ts, arrival)) as segment ``name``.
 
-    ``hides`` names events of older segments. Columns that ``events`` lacks are written as null.
-
-    Raises:
-        SchemaError: a column that is not nullable is missing or holds a null.
-        OSError: the disk refused; nothing is left behind.
+    ``hides`` names events of older segments. Raises as ``SegmentWriter``.
     """
-    cut = _Stripes.cut(events.lengths, stripe_rows)
-    mix = kernel("identity_mix")(events.event_ts, events.arrival)
-    columns = stored_columns(schema)
-    digests = {"identity": int(mix.sum(dtype=np.uint64))}
-    described: list[dict[str, Any]] = []
-    dictionaries: list[bytes] = []
-    streams: dict[str, list[EncodedStream]] = {g: [] for g in groups_of(columns)}
-    at = 0
-    for spec in columns:
-        encoded, dictionary, n, digest = _encode_column(spec, _column(events, spec), cut, mix)
-        streams[spec.group] += encoded
-        digests[str(spec.id)] = digest
-        counts = np.unique(encoded[-1].codec, return_counts=True)
-        described.append(
-            {
-                "id": spec.id,
-                "name": spec.name,
-                "dtype": spec.dtype,
-                "nullable": spec.nullable,
-                "codec_counts": {str(c): int(k) for c, k in zip(*counts, strict=True)},
-                "dictionary": dictionary and {"offset": at, "length": len(dictionary), "n": n, "crc": _crc(dictionary)},
-            }
-        )
-        if dictionary is not None:
-            dictionaries.append(dictionary)
-            at += len(dictionary)
-    with objects.create(name) as writer:
-        out = ContainerWriter(writer)
-        records = _write_groups(out, streams, cut)
-        out.begin_section("dictionaries")
-        out.append(b"".join(dictionaries))
-        out.end_section(crc=True)
-        out.begin_section("hides")
-        out.append(encode_hides(hides))
-        out.end_section(crc=True)
-        write_pages(out, "pieces", _piece_records(events, cut, mix), events.users[cut.user])
-        write_pages(out, "stripes", records, None)
-        out.finish(_meta(events, schema, columns, described, digests, bucket, n_buckets, stripe_rows))
-    return SegmentInfo(name, objects.size(name), len(events), int((events.lengths > 0).sum()), digests)
-
-
-def _meta(
-    events: Events,
-    schema: EventSchema,
-    columns: tuple[StoredColumn, ...],
-    described: list[dict[str, Any]],
-    digests: dict[str, int],
-    bucket: int,
-    n_buckets: int,
-    stripe_rows: int,
-) -> dict[str, Any]:
-    return {
-        "kind": "segment",
-        "bucket": bucket,
-        "n_buckets": n_buckets,
-        "schema": schema.to_dict(),
-        "schema_id": schema.schema_id,
-        "user_kind": schema.user_kind,
-        "n_rows": len(events),
-        "n_users": int((events.lengths > 0).sum()),
-        "stripe_rows": stripe_rows,
-        "min_ts": int(events.event_ts.min(initial=0)),
-        "max_ts": int(events.event_ts.max(initial=0)),
-        "max_arrival": int(events.arrival.max(initial=0)),
-        "groups": [{"name": g, "columns": [c.id for c in columns if c.group == g]} for g in groups_of(columns)],
-        "columns": described,
-        "digests": {k: str(v) for k, v in digests.items()},
-    }
+    with SegmentWriter(objects, name, schema, bucket=bucket, n_buckets=n_buckets, stripe_rows=stripe_rows) as writer:
+        writer.add(events)
+        return writer.finish(hides)
 
 
 def content_digests(events: Events, schema: EventSchema) -> dict[str, int]:
@@ -156,148 +229,19 @@ def content_digests(events: Events, schema: EventSchema) -> dict[str, int]:
     mix = kernel("identity_mix")(events.event_ts, events.arrival)
     digests = {"identity": int(mix.sum(dtype=np.uint64))}
     for spec in stored_columns(schema):
-        digests[str(spec.id)] = content_digest(spec, _column(events, spec), mix)
+        digests[str(spec.id)] = content_digest(spec, column_of(events, spec), mix)
     return digests
 
 
-def _null_of(spec: StoredColumn, column: Column) -> npt.NDArray[np.bool_]:
-    """(n,) where null; empty for a column that cannot be."""
-    if not spec.nullable:
-        return np.zeros(0, np.bool_)
-    return np.zeros(len(column), np.bool_) if column.valid is None else ~column.valid
-
-
-def content_digest(spec: StoredColumn, column: Column, mix: npt.NDArray[np.uint64]) -> int:
-    null = _null_of(spec, column)
-    if column.dictionary is None:
-        words = as_words(column.values)
-    elif len(column.dictionary):
-        words = kernel("fold_bytes")(*bytes_of(column.dictionary))[column.values]
-    else:
-        words = np.zeros(len(column), np.uint64)
-    return int(kernel("content_digest")(mix, words, null, spec.id))
-
-
-def _crc(data: bytes) -> int:
-    return int(kernel("crc32c")(np.frombuffer(data, np.uint8)))
-
-
-def _column(events: Events, spec: StoredColumn) -> Column:
-    if spec.name in ("event_ts", "arrival", "hidden_from"):
-        return Column(getattr(events, spec.name))
-    column = events.columns.get(spec.name)
-    n = len(events)
-    if column is None:
-        if not spec.nullable:
-            raise SchemaError(f"column {spec.name!r} is missing and not nullable; add it or make it nullable")
-        return null_column(spec.dtype, n)
-    if column.valid is not None and not spec.nullable and not column.valid.all():
-        row = int(np.flatnonzero(~column.valid)[0])
-        raise SchemaError(f"column {spec.name!r} is null in row {row} and not nullable; fill it or make it nullable")
-    return column
-
-
-def as_words(values: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Fixed-width values as the format's 64-bit words: integers sign-extended, floats by their bits."""
-    if values.dtype == np.float64:
-        return np.ascontiguousarray(values).view(np.uint64)
-    if values.dtype == np.float32:
-        return np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
-    return values.astype(np.int64).view(np.uint64)
-
-
-def _encode_column(
-    spec: StoredColumn, column: Column, cut: _Stripes, mix: npt.NDArray[np.uint64]
-) -> tuple[list[EncodedStream], bytes | None, int, int]:
-    """Streams of one column, its dictionary (or None) with the number of entries, and its content digest."""
-    streams = []
-    digest = content_digest(spec, column, mix)
-    null = _null_of(spec, column)
-    if spec.nullable:
-        streams.append(encode_fixed(null.astype(np.uint64), cut.stripe_off, cut.piece_off[:-1], 1, None))
-    if spec.is_bytes:
-        return (*_encode_strings(spec, column, cut, streams, null), digest)
-    words = as_words(column.values)
-    if len(null):
-        words = np.where(null, np.uint64(0), words)
-    itemsize = np.dtype(spec.dtype).itemsize
-    codes, dictionary = None, None
-    if spec.id > 0:
-        distinct, inverse = kernel("distinct_words")(words, min(_MAX_WORDS, max(2, len(words) // 4)))
-        if len(distinct) > 1:
-            codes, dictionary = (inverse, len(distinct)), distinct.astype("<u8").tobytes()
-    encoded = encode_fixed(words, cut.stripe_off, cut.piece_off[:-1], itemsize, codes)
-    if dictionary is not None and not (encoded.codec == DICTIONARY).any():
-        dictionary = None
-    streams.append(encoded)
-    return streams, dictionary, len(dictionary) // 8 if dictionary else 0, digest
-
-
-def _encode_strings(
-    spec: StoredColumn,
-    column: Column,
-    cut: _Stripes,
-    streams: list[EncodedStream],
-    null: npt.NDArray[np.bool_],
-) -> tuple[list[EncodedStream], bytes | None, int]:
-    assert column.dictionary is not None
-    shown = column.values[~null] if len(null) else column.values
-    used = np.flatnonzero(np.bincount(shown, minlength=len(column.dictionary)))
-    place = np.zeros(max(len(column.dictionary), 1), np.int64)
-    place[used] = np.arange(len(used))
-    inverse = place[column.values]
-    if len(null):
-        inverse[null] = 0  # nulls take an entry that others use, so that they cost no entry
-    blank = pa.scalar("" if spec.dtype == "string" else b"", column.dictionary.type)
-    entries = column.dictionary.take(pa.array(used, pa.int64())) if len(used) else pa.array([blank])
-    offsets, data = bytes_of(entries)
-    n = len(entries)
-    if n <= _ALWAYS_STRINGS or (n <= _MAX_STRINGS and n <= len(inverse) // 2):
-        streams.append(encode_fixed(inverse.astype(np.uint64), cut.stripe_off, cut.piece_off[:-1], 4, None))
-        return streams, offsets.astype("<u8").tobytes() + data.tobytes(), n
-    per_row = entries.take(pa.array(inverse))
-    if len(null):
-        per_row = pc.if_else(pa.array(null), blank, per_row)
-    streams.append(encode_bytes(bytes_of(per_row), cut.stripe_off))
-    return streams, None, 0
-
-
-def bytes_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Offsets and bytes of a string or binary array without nulls."""
-    large = array.cast(pa.large_binary())
-    _, offsets, data = large.buffers()
-    off = (
-        np.frombuffer(offsets, np.int64)[large.offset : large.offset + len(large) + 1]
-        if offsets
-        else np.zeros(1, np.int64)
-    )
-    raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    return (off - off[0]).astype(np.int64), raw[off[0] : off[-1]]
-
-
-def _write_groups(out: ContainerWriter, streams: dict[str, list[EncodedStream]], cut: _Stripes) -> npt.NDArray[np.void]:
-    records = np.zeros(len(cut.stripe_off) - 1, stripe_dtype(len(streams)))
-    records["n_rows"] = np.diff(cut.stripe_off)
-    for g, (group, members) in enumerate(streams.items()):
-        region, offsets, crc = interleave(members)
-        out.begin_section(f"group:{group}")
-        start = out.append(region.data)
-        out.end_section(crc=False)
-        records["chunks"]["offset"][:, g] = start + offsets[:-1]
-        records["chunks"]["length"][:, g] = np.diff(offsets)
-        records["chunks"]["header_crc"][:, g] = crc
-    return records
-
-
-def _piece_records(events: Events, cut: _Stripes, mix: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
+def _piece_records(
+    events: Events, cut: Stripes, mix: npt.NDArray[np.uint64], first_stripe: int
+) -> npt.NDArray[np.void]:
     records = np.zeros(len(cut.user), PIECE_DTYPE)
     top, least, digest = kernel("piece_summaries")(
         cut.piece_off, events.event_ts, events.arrival, events.hidden_from, mix
     )
-    if kind_of(events.users) == "int64":
-        records["key"] = events.users[cut.user]
     records["first_ts"] = events.event_ts[cut.piece_off[:-1]]
     records["last_ts"] = events.event_ts[cut.piece_off[1:] - 1]
     records["max_arrival"], records["min_hidden_from"], records["digest"] = top, least, digest
-    records["stripe"], records["row"], records["n_rows"] = cut.stripe, cut.first, cut.rows
+    records["stripe"], records["row"], records["n_rows"] = first_stripe + cut.stripe, cut.first, cut.rows
     return records

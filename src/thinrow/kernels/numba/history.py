@@ -473,24 +473,29 @@ def cut_stripes(lengths: Ints, stripe_rows: int) -> tuple[Ints, Ints, Ints, Ints
 
 
 @njit
-def distinct_words(words: Words, limit: int) -> tuple[Words, npt.NDArray[np.uint32]]:
-    """Distinct words in order of first appearance, and each word's place among them; both empty above ``limit``."""
+def distinct_words(words: Words, limit: int, known: Words) -> tuple[Words, npt.NDArray[np.uint32]]:
+    """``known`` distinct words and the new ones of ``words`` in order of first appearance, and the place of each of
+    ``words`` among them; both empty where these are more than ``limit``."""
     size = 64
     while size < 4 * limit:
         size *= 2
     slots = np.full(size, -1, np.int64)
     found = np.empty(limit, np.uint64)
     codes = np.empty(len(words), np.uint32)
+    if len(known) > limit:
+        return found[:0], codes[:0]
     n = 0
-    for i in range(len(words)):
-        at = np.int64(_mix64(words[i]) & np.uint64(size - 1))
-        while slots[at] >= 0 and found[slots[at]] != words[i]:
+    for i in range(-len(known), len(words)):
+        word = words[i] if i >= 0 else known[i + len(known)]
+        at = np.int64(_mix64(word) & np.uint64(size - 1))
+        while slots[at] >= 0 and found[slots[at]] != word:
             at = (at + 1) & (size - 1)
         if slots[at] < 0:
             if n == limit:
                 return found[:0], codes[:0]
             slots[at] = n
-            found[n] = words[i]
+            found[n] = word
             n += 1
-        codes[i] = slots[at]
+        if i >= 0:
+            codes[i] = slots[at]
     return found[:n], codes

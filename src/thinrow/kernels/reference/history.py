@@ -267,8 +267,8 @@ def cut_stripes(lengths: Ints, stripe_rows: int) -> tuple[Ints, Ints, Ints, Ints
     return user.copy(), rows.copy(), stripes.copy(), first.copy()
 
 
-def distinct_words(words: Words, limit: int) -> tuple[Words, npt.NDArray[np.uint32]]:
-    places: dict[int, int] = {}
+def distinct_words(words: Words, limit: int, known: Words) -> tuple[Words, npt.NDArray[np.uint32]]:
+    places = {word: place for place, word in enumerate(known.tolist())}
     codes = [places.setdefault(word, len(places)) for word in words.tolist()]
     if len(places) > limit:
         return np.empty(0, np.uint64), np.empty(0, np.uint32)

@@ -1,0 +1,251 @@
+"""Encode one column of one segment: stripes come in order, the dictionary is known at the end.
+
+Worked example: two calls of ``add`` for a string column, one stripe each, ``["a", "b"]`` and ``["b", "c"]``. The codes
+are ``[0, 1]`` and ``[1, 2]``: an entry gets the next code when it first appears. ``finish`` gives the dictionary
+``a, b, c``. Had the second call brought 70,000 new strings, its stripes would be of codec 7, the dictionary ``a, b``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from thinrow.core.errors import SchemaError
+from thinrow.core.ragged import offsets_of
+from thinrow.history.archive.layout import StoredColumn
+from thinrow.jagged import Column, Events
+from thinrow.jagged.column import ARROW_TYPES, null_column
+from thinrow.kernels import kernel
+from thinrow.storage.codecs import DICTIONARY, EncodedStream, encode_bytes, encode_fixed
+
+#: A fixed-width column has a segment dictionary where its distinct values are at most this many.
+_MAX_WORDS = 4_096
+#: A string column has one where they are at most this many and few against the rows.
+_MAX_STRINGS = 65_536
+_ALWAYS_STRINGS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Stripes:
+    """How some rows are cut.
+
+    Attributes:
+        user, rows, stripe, first: (P,) int64 of each piece: its user, rows, stripe and first row within the stripe.
+        piece_off, stripe_off: (P + 1,) and (S + 1,) int64 rows of each piece and stripe.
+    """
+
+    user: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    stripe: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    piece_off: npt.NDArray[np.int64]
+    stripe_off: npt.NDArray[np.int64]
+
+    @classmethod
+    def cut(cls, lengths: npt.NDArray[np.int64], stripe_rows: int) -> Stripes:
+        """Users of ``lengths`` (U,) rows each, in stripes of at most ``stripe_rows`` (format section 2)."""
+        user, rows, stripe, first = kernel("cut_stripes")(lengths, stripe_rows)
+        piece_off = offsets_of(rows)
+        starts = np.flatnonzero(np.diff(stripe, prepend=-1))
+        stripe_off = np.concatenate([piece_off[:-1][starts], piece_off[-1:]])
+        return cls(user, rows, stripe, first, piece_off, stripe_off)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedColumn:
+    """What a segment's meta says of a column.
+
+    Attributes:
+        dictionary: bytes of its segment dictionary (format section 5); None where no stripe refers to it.
+        entries: entries of the dictionary, 0 where there is none.
+        digest: content digest (format section 8), modulo 2^64.
+        codec_counts: codec -> stripes whose values it holds.
+    """
+
+    dictionary: bytes | None
+    entries: int
+    digest: int
+    codec_counts: dict[int, int]
+
+
+class ColumnEncoder:
+    """Encodes one stored column of one segment; memory is that of one ``add`` and the dictionary."""
+
+    def __init__(self, spec: StoredColumn) -> None:
+        self.spec = spec
+        self._digest = 0
+        self._counts: Counter[int] = Counter()
+        self._rows = 0
+        self._coding = spec.is_bytes or spec.id > 0
+        self._used = False
+        self._words = np.empty(0, np.uint64)
+        self._strings: list[pa.Array] = []
+        self._n_strings = 0
+
+    def add(self, column: Column, cut: Stripes, mix: npt.NDArray[np.uint64]) -> list[EncodedStream]:
+        """Encode the next rows.
+
+        Args:
+            column: (R,) the rows of these stripes.
+            cut: how they are cut.
+            mix: (R,) uint64 identity of each event (format section 8).
+
+        Returns:
+            the streams of these stripes: nulls where the column is nullable, then values.
+        """
+        self._digest += content_digest(self.spec, column, mix)
+        self._rows += len(column)
+        null = _null_of(self.spec, column)
+        streams = []
+        if self.spec.nullable:
+            streams.append(encode_fixed(null.astype(np.uint64), cut.stripe_off, cut.piece_off[:-1], 1, None))
+        values = self._add_strings(column, null, cut) if self.spec.is_bytes else self._add_words(column, null, cut)
+        codecs, stripes = np.unique(values.codec, return_counts=True)
+        self._counts.update(dict(zip(codecs.tolist(), stripes.tolist(), strict=True)))
+        return [*streams, values]
+
+    def finish(self) -> EncodedColumn:
+        """Dictionary, digest and counts of all that was added."""
+        counts = dict(sorted(self._counts.items()))
+        digest = self._digest % (1 << 64)
+        if not self._used:
+            return EncodedColumn(None, 0, digest, counts)
+        if not self.spec.is_bytes:
+            return EncodedColumn(self._words.astype("<u8").tobytes(), len(self._words), digest, counts)
+        entries = self._entries()
+        if not len(entries):
+            # Every row is null; a code needs an entry to refer to.
+            entries = pa.array([_blank(self.spec)])
+        offsets, data = bytes_of(entries)
+        return EncodedColumn(offsets.astype("<u8").tobytes() + data.tobytes(), len(entries), digest, counts)
+
+    def _add_words(self, column: Column, null: npt.NDArray[np.bool_], cut: Stripes) -> EncodedStream:
+        words = as_words(column.values)
+        if len(null):
+            words = np.where(null, np.uint64(0), words)
+        codes = None
+        if self._coding:
+            limit = min(_MAX_WORDS, max(2, self._rows // 4))
+            distinct, inverse = kernel("distinct_words")(words, limit, self._words)
+            self._coding = len(distinct) > 0 or not len(words)
+            if self._coding:
+                self._words = distinct
+            if len(distinct) > 1:
+                codes = inverse, len(distinct)
+        itemsize = np.dtype(self.spec.dtype).itemsize
+        encoded = encode_fixed(words, cut.stripe_off, cut.piece_off[:-1], itemsize, codes)
+        self._used = self._used or bool((encoded.codec == DICTIONARY).any())
+        return encoded
+
+    def _add_strings(self, column: Column, null: npt.NDArray[np.bool_], cut: Stripes) -> EncodedStream:
+        assert column.dictionary is not None
+        shown = column.values[~null] if len(null) else column.values
+        used = np.flatnonzero(np.bincount(shown, minlength=len(column.dictionary)))
+        entries = column.dictionary.take(pa.array(used, pa.int64()))
+        if self._coding:
+            codes = self._codes_of(entries)
+            if codes is not None:
+                self._used = True
+                place = np.zeros(max(len(column.dictionary), 1), np.uint64)
+                place[used] = codes
+                coded = place[column.values]
+                if len(null):
+                    coded[null] = 0  # nulls take an entry that others use, so that they cost no entry
+                return encode_fixed(coded, cut.stripe_off, cut.piece_off[:-1], 4, None)
+            self._coding = False
+        blank = _blank(self.spec)
+        per_row = column.dictionary.take(pa.array(column.values)) if len(used) else pa.repeat(blank, len(column))
+        if len(null):
+            per_row = pc.if_else(pa.array(null), blank, per_row)
+        return encode_bytes(bytes_of(per_row), cut.stripe_off)
+
+    def _codes_of(self, entries: pa.Array) -> npt.NDArray[np.int64] | None:
+        """Codes of distinct ``entries``, new ones added; None where they would be too many for a dictionary."""
+        known = self._entries()
+        found = pc.index_in(entries, value_set=known).fill_null(-1)
+        codes: npt.NDArray[np.int64] = found.to_numpy(zero_copy_only=False).astype(np.int64)
+        new = np.flatnonzero(codes < 0)
+        n = self._n_strings + len(new)
+        if n > _ALWAYS_STRINGS and (n > _MAX_STRINGS or n > self._rows // 2):
+            return None
+        codes[new] = self._n_strings + np.arange(len(new))
+        if len(new):
+            self._strings.append(entries.take(pa.array(new)))
+            self._n_strings = n
+        return codes
+
+    def _entries(self) -> pa.Array:
+        """The dictionary so far."""
+        kind = ARROW_TYPES[self.spec.dtype]
+        self._strings = [pa.concat_arrays([pa.array([], kind), *(s.cast(kind) for s in self._strings)])]
+        return self._strings[0]
+
+
+def column_of(events: Events, spec: StoredColumn) -> Column:
+    """The rows of a stored column; nulls where ``events`` lacks it.
+
+    Raises:
+        SchemaError: a column that is not nullable is missing or holds a null.
+    """
+    if spec.name in ("event_ts", "arrival", "hidden_from"):
+        return Column(getattr(events, spec.name))
+    column = events.columns.get(spec.name)
+    if column is None:
+        if not spec.nullable:
+            raise SchemaError(f"column {spec.name!r} is missing and not nullable; add it or make it nullable")
+        return null_column(spec.dtype, len(events))
+    if column.valid is not None and not spec.nullable and not column.valid.all():
+        row = int(np.flatnonzero(~column.valid)[0])
+        raise SchemaError(f"column {spec.name!r} is null in row {row} and not nullable; fill it or make it nullable")
+    return column
+
+
+def content_digest(spec: StoredColumn, column: Column, mix: npt.NDArray[np.uint64]) -> int:
+    """Content digest (format section 8) of a column over events of identities ``mix`` (R,), modulo 2^64."""
+    null = _null_of(spec, column)
+    if column.dictionary is None:
+        words = as_words(column.values)
+    elif len(column.dictionary):
+        words = kernel("fold_bytes")(*bytes_of(column.dictionary))[column.values]
+    else:
+        words = np.zeros(len(column), np.uint64)
+    return int(kernel("content_digest")(mix, words, null, spec.id))
+
+
+def as_words(values: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Fixed-width values as the format's 64-bit words: integers sign-extended, floats by their bits."""
+    if values.dtype == np.float64:
+        return np.ascontiguousarray(values).view(np.uint64)
+    if values.dtype == np.float32:
+        return np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
+    return values.astype(np.int64, copy=False).view(np.uint64)
+
+
+def bytes_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Offsets and bytes of a string or binary array without nulls."""
+    large = array.cast(pa.large_binary())
+    _, offsets, data = large.buffers()
+    off = (
+        np.frombuffer(offsets, np.int64)[large.offset : large.offset + len(large) + 1]
+        if offsets
+        else np.zeros(1, np.int64)
+    )
+    raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    return (off - off[0]).astype(np.int64), raw[off[0] : off[-1]]
+
+
+def _null_of(spec: StoredColumn, column: Column) -> npt.NDArray[np.bool_]:
+    """(n,) where null; empty for a column that cannot be."""
+    if not spec.nullable:
+        return np.zeros(0, np.bool_)
+    return np.zeros(len(column), np.bool_) if column.valid is None else ~column.valid
+
+
+def _blank(spec: StoredColumn) -> pa.Scalar:
+    return pa.scalar("" if spec.dtype == "string" else b"", ARROW_TYPES[spec.dtype])
