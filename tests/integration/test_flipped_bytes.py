@@ -19,7 +19,7 @@ import pytest
 
 from thinrow.core.errors import CorruptionError, NewerFormatError, ObjectNotFound, StoreError, ThinrowError
 from thinrow.history import compact as compact_module
-from thinrow.history.archive import writer as writer_module
+from thinrow.history.archive import encode as encode_module
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.layout import stored_columns
 from thinrow.history.archive.reader import ReadStats
@@ -137,7 +137,7 @@ def world(request: pytest.FixtureRequest) -> World:
         original = compact_module.write_segment
         patch.setattr(compact_module, "write_segment", lambda *a, **k: original(*a, **{**k, "stripe_rows": 16}))
         # So that few rows meet the codec of long strings.
-        patch.setattr(writer_module, "_ALWAYS_STRINGS", 3)
+        patch.setattr(encode_module, "_ALWAYS_STRINGS", 3)
         world = build(request.param)
     generation = opened(world.files)
     for number, (_, info) in enumerate(generation.segments):
