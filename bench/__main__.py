@@ -8,6 +8,9 @@ import json
 import sys
 from pathlib import Path
 
+from bench.datagen.datasets import DATA
+from bench.harness import Options
+
 
 def main() -> int:
     """Parse, run, print."""
@@ -18,8 +21,15 @@ def main() -> int:
     parser.add_argument(
         "--json", default="-", metavar="FILE", help="where the JSON object goes; - (default) is the last line of output"
     )
+    parser.add_argument("--data", choices=DATA, default="synthetic", help="whose histories (cases about stores)")
+    parser.add_argument("--git-file", type=Path, help="with --data git: parquet file of public git histories")
+    parser.add_argument("--work", type=Path, help="keep generated data and files of peers here for the next run")
+    parser.add_argument("--rounds", type=int, help="interleaved rounds; default: the case's own number")
+    for name in ("peers", "newest", "patterns"):
+        parser.add_argument(f"--{name}", type=lambda text: tuple(text.split(",")), help="only these, comma-separated")
     args = parser.parse_args()
-    result = importlib.import_module(f"bench.cases.{args.case}").run(quick=args.quick)
+    asked = {k: v for k, v in vars(args).items() if k not in ("case", "json")}
+    result = importlib.import_module(f"bench.cases.{args.case}").run(Options(**asked))
     text = json.dumps(result.to_dict())
     if args.json == "-":
         sys.stdout.write(text + "\n")

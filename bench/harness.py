@@ -5,24 +5,66 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 #: Does its work once and returns how many units (events, bytes) it delivered.
 Work = Callable[[], int]
+#: Units per second by contestant: median, min and max over rounds.
+Rates = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a run was asked for; a case takes what it knows.
+
+    Attributes:
+        quick: small data, few rounds.
+        data: name of the histories (``bench.datagen.datasets.DATA``).
+        git_file: the file that ``data="git"`` reads.
+        work: folder in which data and files of peers are kept; None for a temporary one.
+        rounds: how many; None for the case's own number.
+        peers, newest, patterns: only these; None for all.
+    """
+
+    quick: bool = False
+    data: str = "synthetic"
+    git_file: Path | None = None
+    work: Path | None = None
+    rounds: int | None = None
+    peers: tuple[str, ...] | None = None
+    newest: tuple[str, ...] | None = None
+    patterns: tuple[str, ...] | None = None
+
+    def choice(self, what: str, known: tuple[str, ...], *, partial: bool = False) -> tuple[str, ...]:
+        """Those of ``known`` that the option ``what`` names, all where it names none. Unless ``partial``, a name that
+        is not known ends the run."""
+        asked = getattr(self, what)
+        strange = [a for a in asked or () if a not in known]
+        if strange and not partial:
+            raise SystemExit(f"--{what} {strange[0]}: unknown; choose from {', '.join(known)}")
+        return known if asked is None else tuple(k for k in known if k in asked)
 
 
 @dataclass(slots=True)
 class Result:
-    """What a case prints. Ratio keys: ``vs_<peer>[.<variant>]``; larger is better, but for keys ending in ``_bytes``,
-    ``_ms`` or ``_share``, which are costs."""
+    """What a case prints. Ratio keys: ``vs_<peer>[.<variant>...]``; larger is better, but where the first part of a key
+    ends in ``_bytes``, ``_ms`` or ``_share``, which are costs."""
 
     case: str
     parameters: dict[str, Any]
     figures: dict[str, Any] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
+
+    def skip(self, contestant: str, why: str) -> None:
+        """Say that a contestant is left out: in the result, and on standard error."""
+        if contestant not in self.figures.setdefault("skipped", {}):
+            sys.stderr.write(f"{self.case}: without {contestant}: {why}\n")
+        self.figures["skipped"][contestant] = why
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object."""
@@ -55,7 +97,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def rates(works: Mapping[str, Work], rounds: int) -> dict[str, dict[str, float]]:
+def rates(works: Mapping[str, Work], rounds: int) -> Rates:
     """Units per second of each work: median, least and most over interleaved rounds, after one round of warming up."""
     for work in works.values():
         work()

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.harness import Result, Work, rates
+from bench.harness import Options, Result, Work, rates
 from thinrow.core.ragged import offsets_of
 from thinrow.kernels import kernel
 from thinrow.kernels.prefix import PrefixLayout
@@ -35,10 +35,10 @@ _PRODUCTS = 7
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def run(*, quick: bool = False) -> Result:
+def run(options: Options) -> Result:
     """All shapes; with ``quick`` one small of each kind, one round."""
-    shapes = _quick_shapes() if quick else _shapes()
-    rounds, side = (1, 256) if quick else (7, 2048)
+    shapes = _quick_shapes() if options.quick else _shapes()
+    rounds, side = (1, 256) if options.quick else (7, 2048)
     result = Result(
         "attention",
         {

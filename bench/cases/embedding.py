@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.harness import Result, Work, rates
+from bench.harness import Options, Result, Work, rates
 from thinrow.embeddings import DynamicTable, Embedding, SparseAdagrad, SparseAdam
 
 _ZIPF, _BATCHES, _LR = 1.05, 4, 0.01
 
 
-def run(*, quick: bool = False) -> Result:
+def run(options: Options) -> Result:
     """A million rows of 64, 200,000 ids a step; with ``quick`` a hundredth of that."""
-    rows, dim, ids, rounds = (10_000, 64, 2_000, 1) if quick else (1_000_000, 64, 200_000, 9)
+    rows, dim, ids, rounds = (10_000, 64, 2_000, 1) if options.quick else (1_000_000, 64, 200_000, 9)
     rng = np.random.default_rng(0)
     weights = 1 / (np.arange(rows) + 1.0) ** _ZIPF
     shuffled, bounds = rng.permutation(rows), np.cumsum(weights / weights.sum())

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.harness import Result, Work, rates
+from bench.harness import Options, Result, Work, rates
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import DAY_MS, HOUR_MS
 from thinrow.embeddings import SparseAdagrad
@@ -32,9 +32,9 @@ from thinrow.schema import Projection
 _CANDIDATES, _ITEMS = 32, 5_000
 
 
-def run(*, quick: bool = False) -> Result:
+def run(options: Options) -> Result:
     """2,048 and 512 events a user, 20 requests each; with ``quick`` 64 events and 4 requests."""
-    lengths, users, k, rounds = ((64,), 2, 4, 1) if quick else ((512, 2_048), 4, 20, 5)
+    lengths, users, k, rounds = ((64,), 2, 4, 1) if options.quick else ((512, 2_048), 4, 20, 5)
     plan = FeaturePlan({"e": Hash(Source("history.item"), seed=1), "c": Hash(Source("cand.item"), seed=1)})
     model = HSTUConfig(width=32, layers=2)
     spec = RankerSpec(model=model, plan=plan, projection=Projection(), label="click", dim=16)

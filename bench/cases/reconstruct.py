@@ -1,217 +1,166 @@
-"""Reconstruction of K requests a user against fat rows and against a bare copy.
+"""Reconstruction against what a user would pick instead, and against a bare copy.
 
-Every contestant delivers the newest n events of the same requests, all columns, into arrays, user after user. Units are
-events *delivered* (an event that two requests see counts twice), per second of one thread.
+Every contestant delivers the newest n events of the same requests, all columns, into preallocated arrays, request
+after request. Units are events *delivered* (an event that two requests see counts twice), per second of one thread. The
+files of all are in the page cache. Patterns:
 
-- ``thinrow.shared``: look-up, fetch, CRC, decode, verify; slices of one copy per user (what a batch carries).
-- ``thinrow.copies``: the same, then every example's events copied into preallocated arrays.
-- ``raw_copy``: the columns uncompressed in memory, slices copied into preallocated arrays: the limit of a copy.
-- ``sorted_fat_rows``: Parquet, one row a request, sorted by (user, time), plain encoding, zstd-3, whole row groups.
-- ``unsorted_fat_rows``: the same file in order of request time.
+- ``random``: batches of 512 random users, one request each.
+- ``k20``: batches of 25 users that are neighbours in the training table, with the 20 requests of each together.
+
+Ours:
+
+- ``copies``: look-up, fetch, CRC, decode, verify, then every example's events copied into the arrays.
+- ``shared``: the same without the copy: slices of one copy per user, which is what a batch carries.
+
+A ratio is ours over a peer: ``vs_<peer>.<ours>.<pattern>.<newest>``. ``threads_2_over_1`` is two Python threads on
+different batches over one. ``docs/benchmarks.md`` says how each peer is laid out.
 """
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
+from bench.datagen.datasets import Histories, Work, load
+from bench.datagen.requests import Batch, clustered, random_users
+from bench.harness import Options, Rates, Result, rates
+from bench.harness import Work as Timed
+from bench.peers.duckdb import DuckDb
+from bench.peers.fat_rows import SortedFatRows, UnsortedFatRows
+from bench.peers.lance import Lance
+from bench.peers.peer import Out, Peer, new_out, same
+from bench.peers.raw_copy import RawCopy
+from bench.peers.rocksdb import RocksDb
+from bench.peers.thinrow import Thinrow
+from bench.peers.vortex import VortexIndices, VortexRanges
 
-from bench.datagen.histories import SCHEMA, HistoriesSpec, histories
-from bench.harness import Result, Work, rates
-from thinrow.core.ragged import copy_ranges, offsets_of, ranges_index
-from thinrow.core.units import format_bytes
-from thinrow.core.users import bucket_of
-from thinrow.history.archive.generation import Generation
-from thinrow.history.reconstruct import reconstruct
-from thinrow.history.requests import RequestBatch
-from thinrow.history.store import HistoryStore
-from thinrow.kernels import kernel
-from thinrow.schema import Projection
-
-Ints = npt.NDArray[np.int64]
-_NAMES = ("event_ts", *(c.name for c in SCHEMA.columns))
+_PEERS: tuple[type[Peer], ...] = (RawCopy, VortexRanges, VortexIndices, RocksDb, Lance, DuckDb)
+_FAT_ROWS = (SortedFatRows, UnsortedFatRows)
+NEWEST: dict[str, int | None] = {"256": 256, "4096": 4096, "16384": 16384, "all": None}
+PATTERNS = ("random", "k20")
+K = 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
-    """The same requests for everybody: histories by user in memory, logged requests, files of fat rows."""
-
-    generation: Generation
-    batches: list[RequestBatch]
-    columns: dict[str, npt.NDArray[Any]]
-    slices: list[tuple[Ints, Ints]]
-    sorted_file: Path
-    unsorted_file: Path
-
-
-def run(*, quick: bool = False) -> Result:
-    """Newest 256, 4,096 and all; K = 20 requests at uniform times in the later half of each history."""
-    spec = HistoriesSpec(users=60, events=60_000) if quick else HistoriesSpec(users=400, events=2_000_000)
-    k, users_a_batch, rounds = 20, 25, 1 if quick else 5
-    result = Result(
-        "reconstruct",
-        {
-            "users": spec.users, "events": spec.events, "K": k, "users_a_batch": users_a_batch, "rounds": rounds,
-            "threads": 1, "fat_rows": "parquet plain zstd-3, row groups of 65,536 events, page cache warm",
-        },
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        data = _prepare(Path(folder), spec, k, users_a_batch, result)
-        for name, newest in (("newest_256", 256), ("newest_4096", 4096), ("all", None)):
-            seen = rates(_works(data, newest), rounds)
-            result.figures[name] = {n: {m: round(v) for m, v in r.items()} for n, r in seen.items()}
-            for ours in ("shared", "copies"):
-                for peer in ("raw_copy", "sorted_fat_rows", "unsorted_fat_rows"):
-                    ratio = seen[f"thinrow.{ours}"]["median"] / seen[peer]["median"]
-                    result.ratios[f"vs_{peer}.{ours}.{name}"] = ratio
+def run(options: Options) -> Result:
+    """Every pattern and newest n; the peers that are installed."""
+    patterns = options.choice("patterns", PATTERNS)
+    newest = options.choice("newest", tuple(NEWEST))
+    rounds = options.rounds or (1 if options.quick else 5)
+    with Work(options.work) as work:
+        data = load(options.data, work, quick=options.quick, git_file=options.git_file)
+        result = Result("reconstruct", {**data.parameters, "rounds": rounds, "threads": 1})
+        for pattern in patterns:
+            batches = _batches(data, pattern, options.quick)
+            result.parameters[pattern] = {"batches": len(batches), "requests": sum(len(b) for b in batches)}
+            _run_pattern(work, data, pattern, batches, newest, rounds, options, result)
     return result
 
 
-def _prepare(folder: Path, spec: HistoriesSpec, k: int, users_a_batch: int, result: Result) -> _Data:
-    table = histories(spec)
-    store = HistoryStore.create(folder / "store", SCHEMA)
-    store.bulk_load(table)
-    store.compact(full=True)
-    columns = {n: table[n].to_numpy() for n in _NAMES}
-    user = table["user_id"].to_numpy()
-    first = np.searchsorted(user, np.arange(spec.users + 1))
-    rng = np.random.default_rng(spec.seed)
-    batches: list[RequestBatch] = []
-    slices: list[tuple[Ints, Ints]] = []
-    users: list[Ints] = []
-    times: list[Ints] = []
-    # Clustered as the training table is: bucket by bucket, user by user.
-    by_bucket = np.lexsort((np.arange(spec.users), bucket_of(np.arange(spec.users), store.pin().n_buckets)))
-    for a in range(0, spec.users, users_a_batch):
-        members = by_bucket[a : a + users_a_batch]
-        span = first[members + 1] - first[members]
-        at = first[members] + ((0.5 + 0.5 * np.sort(rng.random((k, len(members))), axis=0)) * (span - 1)).astype(
-            np.int64
-        )
-        asked = columns["event_ts"][at] + 1
-        parts = [store.snapshot(members, asked[i]).requests for i in range(k)]
-        order = np.arange(k * len(members)).reshape(k, len(members)).T.ravel()
-        batches.append(RequestBatch.concat(parts).take(order))
-        who, when = np.repeat(members, k), asked.T.ravel()
-        ends = [
-            f + np.searchsorted(columns["event_ts"][f:t], w)
-            for f, t, w in zip(first[who], first[who + 1], when, strict=True)
-        ]
-        slices.append((first[who], np.array(ends, np.int64)))
-        users.append(who)
-        times.append(when)
-    generation = store.pin()
-    data = _Data(generation, batches, columns, slices, folder / "sorted.parquet", folder / "unsorted.parquet")
-    start, stop = (np.concatenate([s[i] for s in slices]) for i in (0, 1))
-    _write_fat_rows(data.sorted_file, columns, np.concatenate(users), start, stop)
-    order = np.argsort(np.concatenate(times), kind="stable")
-    _write_fat_rows(data.unsorted_file, columns, np.concatenate(users)[order], start[order], stop[order])
-    sizes = {
-        "thinrow": generation.bytes,
-        "sorted_fat_rows": data.sorted_file.stat().st_size,
-        "unsorted_fat_rows": data.unsorted_file.stat().st_size,
-    }
-    result.figures["bytes"] = sizes
-    result.figures["bytes_text"] = {n: format_bytes(b) for n, b in sizes.items()}
-    result.ratios["vs_sorted_fat_rows_bytes"] = sizes["thinrow"] / sizes["sorted_fat_rows"]
-    result.ratios["vs_unsorted_fat_rows_bytes"] = sizes["thinrow"] / sizes["unsorted_fat_rows"]
-    store.close()
-    return data
+def _batches(data: Histories, pattern: str, quick: bool) -> list[Batch]:
+    if pattern == "random":
+        return random_users(data, 2 if quick else 4, 24 if quick else 512)
+    return clustered(data, 2 if quick else 4, 5 if quick else 25, K)
 
 
-def _write_fat_rows(path: Path, columns: dict[str, npt.NDArray[Any]], users: Ints, start: Ints, stop: Ints) -> None:
-    kinds = {n: pa.list_(pa.field("element", pa.from_numpy_dtype(v.dtype), nullable=False)) for n, v in columns.items()}
-    schema = pa.schema([pa.field("user_id", pa.int64()), *(pa.field(n, t) for n, t in kinds.items())])
-    group = np.cumsum(stop - start) // 65_536
-    cuts = np.concatenate([[0], np.flatnonzero(np.diff(group)) + 1, [len(users)]])
-    with pq.ParquetWriter(path, schema, compression="zstd", compression_level=3, use_dictionary=False) as writer:
-        for a, b in pairwise(cuts.tolist()):
-            index, offsets = ranges_index(start[a:b], stop[a:b])
-            lists = [
-                pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(v[index]), type=kinds[n])
-                for n, v in columns.items()
-            ]
-            writer.write_table(pa.table([pa.array(users[a:b]), *lists], schema=schema), row_group_size=int(b - a))
+def _run_pattern(
+    work: Work,
+    data: Histories,
+    pattern: str,
+    batches: list[Batch],
+    newest: Sequence[str],
+    rounds: int,
+    options: Options,
+    result: Result,
+) -> None:
+    with _opened(work, data, options, result) as peers:
+        ours = Thinrow(work, data, batches)
+        result.figures.setdefault("settings", {})[ours.name] = ours.settings()
+        for name in newest:
+            contestants, sizes = [*peers], list(batches)
+            if pattern == "k20":
+                longest = 4096 if name == "256" else NEWEST[name]
+                wanted = options.choice("peers", tuple(f.name for f in _FAT_ROWS), partial=True)
+                for kind in (f for f in _FAT_ROWS if f.name in wanted):
+                    fat = kind(work, data, batches, longest)
+                    result.figures["settings"][f"{fat.name}.{name}"] = fat.settings()
+                    contestants.append(fat)
+                    sizes += fat.rows
+            out = new_out(data, sizes, NEWEST[name])
+            _require_same(ours, contestants, batches[0], NEWEST[name], data)
+            works: dict[str, Timed] = {
+                "thinrow.shared": partial(_all_shared, ours, batches, NEWEST[name]),
+                "thinrow.copies": partial(_all, ours, batches, NEWEST[name], out),
+            }
+            works |= {c.name: partial(_all, c, batches, NEWEST[name], out) for c in contestants}
+            threads = {
+                f"thinrow.{v}.2_threads": partial(_two_threads, ours, batches, NEWEST[name], v, [out, _like(out)])
+                for v in ("shared", "copies")
+            }
+            seen = rates(works | threads, rounds)
+            _report(result, pattern, f"newest_{name}" if NEWEST[name] else "all", seen)
 
 
-def _works(data: _Data, newest: int | None) -> dict[str, Work]:
-    largest = max(int(_cut(start, stop, newest)[1][-1]) for start, stop in data.slices)
-    out = {n: np.empty(largest, v.dtype) for n, v in data.columns.items()}
-    projection = Projection(max_len=newest)
-
-    def ours(*, copies: bool) -> int:
-        total = 0
-        for batch in data.batches:
-            histories = reconstruct(data.generation, batch, projection).histories
-            if not copies:
-                total += int(histories.lengths().sum())
-                continue
-            assert histories.exact.all()
-            n = int((histories.stop - histories.start).sum())
-            total += n
-            for name in _NAMES:
-                source = histories.events.event_ts if name == "event_ts" else histories.events.columns[name].values
-                copy_ranges(source, histories.start, histories.stop, out[name][:n])
-        return total
-
-    def raw_copy() -> int:
-        total = 0
-        for start, stop in data.slices:
-            total += _copy_slices(data.columns, start, stop, newest, out)
-        return total
-
-    def fat(path: Path) -> int:
-        file = pq.ParquetFile(path)
-        total = 0
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group, columns=list(_NAMES), use_threads=False)
-            total += _newest_of_lists(table, newest)
-        return total
-
-    return {
-        "thinrow.shared": lambda: ours(copies=False),
-        "thinrow.copies": lambda: ours(copies=True),
-        "raw_copy": raw_copy,
-        "sorted_fat_rows": lambda: fat(data.sorted_file),
-        "unsorted_fat_rows": lambda: fat(data.unsorted_file),
-    }
+@contextmanager
+def _opened(work: Work, data: Histories, options: Options, result: Result) -> Iterator[list[Peer]]:
+    """The peers asked for that are installed; the others are named in the result."""
+    wanted = options.choice("peers", tuple(p.name for p in _PEERS), partial=True)
+    peers: list[Peer] = []
+    try:
+        for kind in _PEERS:
+            if kind.name in wanted and kind.missing():
+                result.skip(kind.name, f"{kind.package} is not installed")
+            elif kind.name in wanted:
+                peers.append(kind(work, data))
+                result.figures.setdefault("settings", {})[kind.name] = peers[-1].settings()
+        yield peers
+    finally:
+        for peer in peers:
+            peer.close()
 
 
-def _cut(start: Ints, stop: Ints, newest: int | None) -> tuple[Ints, Ints]:
-    lengths = stop - start if newest is None else np.minimum(stop - start, newest)
-    return lengths, offsets_of(lengths)
+def _require_same(ours: Thinrow, peers: Sequence[Peer], batch: Batch, newest: int | None, data: Histories) -> None:
+    """Every contestant delivers the same bytes; rows in order of request time hold other requests in a batch."""
+    expected, got = new_out(data, [batch], newest), new_out(data, [batch], newest)
+    n = RawCopy.read(ours, batch, newest, expected)  # type: ignore[arg-type]
+    for peer in (ours, *(p for p in peers if not isinstance(p, UnsortedFatRows))):
+        for column in got.values():
+            column[:] = 0
+        assert peer.read(batch, newest, got) == n, f"{peer.name} delivers another number of events"
+        assert same(expected, got, n), f"{peer.name} delivers other events"
 
 
-def _copy_slices(
-    columns: dict[str, npt.NDArray[Any]], start: Ints, stop: Ints, newest: int | None, out: dict[str, npt.NDArray[Any]]
-) -> int:
-    lengths, offsets = _cut(start, stop, newest)
-    copy = kernel("copy_ranges")
-    for name, values in columns.items():
-        size = values.itemsize
-        source, target = values.view(np.uint8), out[name].view(np.uint8)
-        copy(source, (stop - lengths) * size, lengths * size, target, offsets[:-1] * size)
-    return int(offsets[-1])
+def _all(peer: Peer, batches: Sequence[Batch], newest: int | None, out: Out) -> int:
+    return sum(peer.read(b, newest, out) for b in batches)
 
 
-def _newest_of_lists(table: pa.Table, newest: int | None) -> int:
-    """Flat arrays of every list column; the newest n of each row copied out where n cuts."""
-    total = 0
-    for name in _NAMES:
-        lists = table[name].chunk(0)
-        offsets = lists.offsets.to_numpy().astype(np.int64)
-        values = lists.values.to_numpy()
-        if newest is None:
-            total = len(values)
-            continue
-        index, cut = ranges_index(np.maximum(offsets[:-1], offsets[1:] - newest), offsets[1:])
-        values = values[index]
-        total = int(cut[-1])
-    return total
+def _all_shared(ours: Thinrow, batches: Sequence[Batch], newest: int | None) -> int:
+    return sum(ours.read_shared(b, newest) for b in batches)
+
+
+def _like(out: Out) -> Out:
+    return {n: v.copy() for n, v in out.items()}
+
+
+def _two_threads(ours: Thinrow, batches: Sequence[Batch], newest: int | None, variant: str, outs: list[Out]) -> int:
+    def half(i: int) -> int:
+        mine = batches[i::2]
+        return _all_shared(ours, mine, newest) if variant == "shared" else _all(ours, mine, newest, outs[i])
+
+    with ThreadPoolExecutor(2) as pool:
+        return sum(pool.map(half, range(2)))
+
+
+def _report(result: Result, pattern: str, newest: str, seen: Rates) -> None:
+    result.figures.setdefault(pattern, {})[newest] = {n: {m: round(v) for m, v in r.items()} for n, r in seen.items()}
+    medians = {n: r["median"] for n, r in seen.items()}
+    vortex = [m for n, m in medians.items() if n.startswith("vortex")]
+    peers = {n: m for n, m in medians.items() if not n.startswith(("thinrow", "vortex"))}
+    if vortex:
+        peers["vortex"] = max(vortex)
+    for ours in ("shared", "copies"):
+        mine = medians[f"thinrow.{ours}"]
+        for peer, theirs in peers.items():
+            result.ratios[f"vs_{peer}.{ours}.{pattern}.{newest}"] = mine / theirs
+        result.ratios[f"threads_2_over_1.{ours}.{pattern}.{newest}"] = medians[f"thinrow.{ours}.2_threads"] / mine

@@ -1,6 +1,7 @@
 """Synthetic histories in the shape of the real ones: lognormal lengths, zipf items, ties and late events.
 
 The retail data gives the popularity skew, the git data the rates of ties (79% of neighbours) and of late events (15%).
+Times have the resolution of a millisecond, items are hashed to 40 bits, prices are whole cents in a float32.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class HistoriesSpec:
     users, events: how many, exactly.
     longest: the longest history is cut here.
     sigma: of the lognormal of lengths.
-    items: distinct items; popularity is zipf with exponent 1.1.
+    items: how many there are; the popularity of the i-th is proportional to 1 / i^zipf.
+    zipf: that exponent.
     tie_rate: share of neighbours with the same time.
     late_rate: share of events that arrive after later ones.
     """
@@ -32,6 +34,7 @@ class HistoriesSpec:
     longest: int = 100_000
     sigma: float = 1.2
     items: int = 1_000_000
+    zipf: float = 1.1
     tie_rate: float = 0.2
     late_rate: float = 0.0
     seed: int = 7
@@ -59,7 +62,8 @@ def histories(spec: HistoriesSpec) -> pa.Table:
     late = rng.random(n) < spec.late_rate
     delay = np.where(late, rng.exponential(86_400_000 * 3, n), 0).astype(np.int64)
     ids = (np.arange(spec.items, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(24)
-    rank = np.minimum(rng.zipf(1.1, n) - 1, spec.items - 1)
+    weight = np.cumsum(1.0 / np.arange(1, spec.items + 1) ** spec.zipf)
+    rank = np.minimum(np.searchsorted(weight, rng.random(n) * weight[-1]), spec.items - 1)
     return pa.table(
         {
             "user_id": user,
@@ -69,16 +73,22 @@ def histories(spec: HistoriesSpec) -> pa.Table:
             "action": np.minimum(rng.geometric(0.4, n) - 1, 15).astype(np.int8),
             "surface": rng.integers(0, 32, n).astype(np.int8),
             "dwell": np.minimum(rng.exponential(8_000, n), 65_000).astype(np.int32),
-            "price": (np.round(rng.lognormal(2.0, 1.0, n) * 100) / 100).astype(np.float32),
+            "price": np.round(rng.lognormal(2.0, 1.0, n) * 100).astype(np.float32),
         }
     )
 
 
 def _lengths(spec: HistoriesSpec, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     raw = rng.lognormal(0.0, spec.sigma, spec.users)
-    lengths = np.clip(raw / raw.sum() * spec.events, 1, spec.longest).astype(np.int64)
-    lengths[np.argsort(lengths)[: int(spec.events - lengths.sum())]] += 1
-    return np.asarray(lengths, np.int64)
+    scale = spec.events / raw.sum()
+    # What the cut takes from the longest, the others get: a few rounds, as more of them reach the cut.
+    for _ in range(20):
+        lengths = np.clip(raw * scale, 1, spec.longest)
+        scale *= spec.events / lengths.sum()
+    whole = lengths.astype(np.int64)
+    free = np.flatnonzero(whole < spec.longest)
+    whole[free[: int(spec.events - whole.sum())]] += 1
+    return np.asarray(whole, np.int64)
 
 
 def _times(spec: HistoriesSpec, rng: np.random.Generator, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -89,5 +99,4 @@ def _times(spec: HistoriesSpec, rng: np.random.Generator, lengths: npt.NDArray[n
     within = total - np.repeat(total[starts] - gap[starts], lengths)
     ends = within[np.cumsum(lengths) - 1]
     scale = np.where(ends > 0, _YEAR_MS / np.maximum(ends, 1e-9), 0.0)
-    seconds = ((1_700_000_000_000 + within * np.repeat(scale, lengths)) / 1000).astype(np.int64)
-    return np.asarray(seconds * 1000, np.int64)
+    return np.asarray(1_700_000_000_000 + (within * np.repeat(scale, lengths)).astype(np.int64), np.int64)

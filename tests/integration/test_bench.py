@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,10 +24,49 @@ def test_case_prints_ratios(case: str) -> None:
     assert list(printed) == ["case", "parameters", "machine", "figures", "ratios"]
     assert printed["case"] == case
     assert printed["ratios"]
-    assert all(key.startswith("vs_") and ratio > 0 for key, ratio in printed["ratios"].items())
+    assert all(key.startswith(("vs_", "threads_2_over_1")) for key in printed["ratios"])
+    assert all(ratio > 0 for ratio in printed["ratios"].values())
 
 
 def test_unknown_case_is_refused() -> None:
     ran = subprocess.run([sys.executable, "-m", "bench", "nothing"], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 2
     assert "reconstruct" in ran.stderr
+
+
+def _reconstruct(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench", "reconstruct", "--quick", "--newest", "256", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def test_peer_that_is_not_installed_is_named_and_left_out(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\n"
+        "found = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'lance' else found(name, *a)\n"
+    )
+    ran = _reconstruct(
+        "--patterns", "random", "--peers", "raw_copy,lance",
+        PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    printed = json.loads(ran.stdout.splitlines()[-1])
+    assert printed["figures"]["skipped"] == {"lance": "lance is not installed"}
+    assert "without lance" in ran.stderr
+    assert {k.split(".")[0] for k in printed["ratios"]} == {"vs_raw_copy", "threads_2_over_1"}
+
+
+def test_work_folder_is_used_again(tmp_path: Path) -> None:
+    made = []
+    for _ in range(2):
+        ran = _reconstruct("--peers", "rocksdb", "--patterns", "random", "--work", str(tmp_path))
+        assert ran.returncode == 0, ran.stderr
+        made.append({p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()})
+    assert {name.split("-")[0] for name in made[0]} == {"synthetic", "thinrow", "rocksdb"}
+    assert made[0] == made[1]
+
+
+def test_unknown_choice_is_refused() -> None:
+    ran = _reconstruct("--patterns", "zigzag")
+    assert ran.returncode == 1
+    assert "random, k20" in ran.stderr

@@ -1,0 +1,79 @@
+"""Ours: an archive of one segment a bucket, versions as requests logged them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bench.datagen.datasets import Histories, Work
+from bench.datagen.requests import Batch
+from bench.peers.peer import Out, Peer, copy_values
+from thinrow.core.ragged import offsets_of
+from thinrow.history.reconstruct import reconstruct
+from thinrow.history.requests import RequestBatch
+from thinrow.history.store import HistoryStore
+from thinrow.jagged import SharedHistories
+from thinrow.schema import Projection
+
+
+class Thinrow(Peer):
+    """Look-up, fetch, CRC, decode and verification of every version, then copies or shared views."""
+
+    name: ClassVar[str] = "thinrow"
+
+    def __init__(self, work: Work, data: Histories, batches: Sequence[Batch] = ()) -> None:
+        """Load the histories in bulk, and log the requests of ``batches``."""
+        super().__init__(work, data)
+        self.path = work.cached("thinrow", data.parameters, self._build)
+        with HistoryStore.open(self.path) as store:
+            self.generation = store.pin()
+            self._requests = {id(b): _logged(store, b) for b in batches}
+
+    def _build(self, path: Path) -> None:
+        with HistoryStore.create(path, self.data.schema) as store:
+            store.bulk_load(self.data.table())
+            store.compact(full=True)
+
+    def settings(self) -> dict[str, Any]:
+        """What it reads."""
+        return {"segments": len(self.generation.segments), "verify": True, "bytes": self.generation.bytes}
+
+    def requests(self, batch: Batch) -> RequestBatch:
+        """The batch as it was logged."""
+        return self._requests[id(batch)]
+
+    def shared(self, batch: Batch, newest: int | None) -> SharedHistories:
+        """One copy a user, and a slice an example: what a batch carries."""
+        return reconstruct(self.generation, self.requests(batch), Projection(max_len=newest)).histories
+
+    def read_shared(self, batch: Batch, newest: int | None) -> int:
+        """Events that the shared views of one batch show."""
+        return int(self.shared(batch, newest).lengths().sum())
+
+    def read(self, batch: Batch, newest: int | None, out: Out) -> int:
+        """Copies of every example's events."""
+        histories = self.shared(batch, newest)
+        assert histories.exact.all()
+        length = histories.stop - histories.start
+        at = offsets_of(length)
+        for name in self.data.columns:
+            source = histories.events.event_ts if name == "event_ts" else histories.events.columns[name].values
+            copy_values(source, histories.start, length, out[name], at[:-1])
+        return int(at[-1])
+
+
+def _logged(store: HistoryStore, batch: Batch) -> RequestBatch:
+    """Versions of a batch's requests. A snapshot takes a user once, so the k-th requests of all users go together."""
+    starts = np.flatnonzero(np.concatenate([[True], batch.users[1:] != batch.users[:-1]]))
+    turn = np.arange(len(batch)) - np.repeat(starts, np.diff(np.append(starts, len(batch))))
+    order = np.argsort(turn, kind="stable")
+    parts = [
+        store.snapshot(batch.users[rows], batch.request_ts[rows]).requests
+        for rows in (np.flatnonzero(turn == k) for k in range(int(turn.max(initial=-1)) + 1))
+    ]
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    return RequestBatch.concat(parts).take(back)
