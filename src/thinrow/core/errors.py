@@ -16,6 +16,9 @@
     │   ├── CommitConflict           another writer committed this generation first
     │   ├── ObjectNotFound           a file that the manifest names is missing
     │   └── CheckpointNotFound       no checkpoint at the path
+    ├── Gone                         events that are no longer there because they were to go; never said of damage
+    │   ├── Erased                   erased for good; also a pinned generation that held what was erased
+    │   └── Expired                  older, or more, than the store's retention keeps
     ├── CorruptionError              bytes that are not what was written (file, and user and column where known)
     │   └── VersionMismatch          a rebuilt history that is not the one its version describes
     └── MissingExtraError (ImportError)   an optional dependency that is not installed; names the extra
@@ -78,6 +81,27 @@ class ObjectNotFound(StoreError):
 
 class CheckpointNotFound(StoreError):
     """There is no checkpoint at the path."""
+
+
+class Gone(ThinrowError):
+    """Events that a request saw are no longer there, because somebody meant them to go.
+
+    Attributes:
+        user: whose events, where it is about one user.
+        request: position of the request in its batch, where it is about one.
+    """
+
+    def __init__(self, message: str, *, user: object | None = None, request: int | None = None) -> None:
+        self.user, self.request = user, request
+        super().__init__(message)
+
+
+class Erased(Gone):
+    """Events were erased, or a pinned generation was revoked because it held such events."""
+
+
+class Expired(Gone):
+    """Events are older, or more, than the store's retention keeps."""
 
 
 class CorruptionError(ThinrowError):

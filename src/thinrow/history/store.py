@@ -191,7 +191,9 @@ def next_epoch(generation: Generation) -> int:
     The upper bits of an arrival number are the epoch of its tier: what the lost tier gave out beyond the archive is
     never given again, so a request that logged it inline cannot be taken for another event's.
     """
-    highest = max((generation.segment(i).meta["max_arrival"] for i in range(len(generation.segments))), default=0)
+    held = (generation.segment(i).meta["max_arrival"] for i in range(len(generation.segments)))
+    highest = max(held, default=0)
+    highest = max(highest, generation.tombstone_index.max_arrival)
     return ((highest >> EPOCH_BITS) + 1) << EPOCH_BITS
 
 

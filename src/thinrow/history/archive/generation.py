@@ -11,13 +11,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from thinrow.core.clock import Clock, system_clock
-from thinrow.core.errors import CommitConflict, CorruptionError, InputError, StoreExists, StoreNotFound
-from thinrow.core.users import Users, as_users
+from thinrow.core.errors import (
+    CommitConflict,
+    CorruptionError,
+    InputError,
+    StoreExists,
+    StoreNotFound,
+)
+from thinrow.core.users import Users, as_users, bucket_of
 from thinrow.history.archive.dictionaries import ColumnDictionary, unite
 from thinrow.history.archive.layout import SegmentInfo, StoredColumn
 from thinrow.history.archive.segment import Segment
+from thinrow.history.archive.tombstones import (
+    TombstoneFile,
+    TombstoneIndex,
+    Tombstones,
+    find,
+    keys_of,
+    no_tombstones,
+    read_tombstones,
+)
 from thinrow.schema import EventSchema
 from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import ObjectStore
@@ -26,6 +42,8 @@ from thinrow.storage.pages import PageCache
 MAX_BUCKETS = 65_536
 #: United dictionaries that a generation keeps.
 _MAX_DICTIONARIES = 4_096
+#: Optional keys of a manifest that every commit passes on.
+_CARRIED = ("tombstones", "retention")
 
 
 class Generation:
@@ -36,6 +54,8 @@ class Generation:
         schema: the event schema that reads deliver.
         n_buckets: fixed for the life of the store.
         segments: (bucket, SegmentInfo) of every segment; a segment's *number* is its place in this list.
+        tombstone_index: files of tombstones by bucket.
+        carried: optional entries of the manifest, which every commit passes on.
     """
 
     def __init__(self, archive: Archive, number: int, body: Mapping[str, Any]) -> None:
@@ -44,11 +64,13 @@ class Generation:
         try:
             self.schema = EventSchema.from_dict(body["schema"])
             self.n_buckets = int(body["n_buckets"])
+            self.carried: dict[str, Any] = {k: body[k] for k in _CARRIED if k in body}
+            self.tombstone_index = TombstoneIndex.from_dict(body.get("tombstones"))
             lists = body["segments"]
             self.segments: list[tuple[int, SegmentInfo]] = [
                 (bucket, SegmentInfo.from_dict(s)) for bucket in range(self.n_buckets) for s in lists[bucket]
             ]
-        except (KeyError, IndexError, TypeError, ValueError) as e:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as e:
             raise CorruptionError(f"not a generation's manifest: {e}", file=f"manifests/{number:020d}.json") from e
         self._by_bucket: dict[int, list[int]] = {}
         for i, (bucket, _) in enumerate(self.segments):
@@ -85,6 +107,25 @@ class Generation:
         found = [t.keys(np.arange(t.n_records)) for t in tables if t.n_records]
         return as_users(np.unique(np.concatenate(found)) if found else [], self.schema.user_kind)
 
+    def tombstones(self, users: Users) -> Tombstones:
+        """Tombstones of distinct ``users``, in their order. Raises CorruptionError or ObjectNotFound."""
+        index = self.tombstone_index
+        if not index.files or not len(users):
+            return no_tombstones(len(users))
+        buckets = bucket_of(users, self.n_buckets)
+        parts, owners = [no_tombstones(0).records], [np.empty(0, np.int64)]
+        for bucket in np.unique(buckets).tolist():
+            if bucket in index.files:
+                members = np.flatnonzero(buckets == bucket)
+                held = self._archive.open_tombstones(bucket, index.files[bucket])
+                found = find(*held, keys_of(users[members], index.salt))
+                parts.append(found.records)
+                owners.append(members[found.owner])
+        owner = np.concatenate(owners)
+        order = np.argsort(owner, kind="stable")
+        offsets = np.searchsorted(owner[order], np.arange(len(users) + 1)).astype(np.int64)
+        return Tombstones(offsets, np.concatenate(parts)[order])
+
     def dictionary(self, spec: StoredColumn, numbers: tuple[int, ...]) -> ColumnDictionary:
         """The column's dictionaries over the segments ``numbers`` (ascending), united once for each such set."""
         key = spec.id, numbers
@@ -119,6 +160,7 @@ class Archive:
         self._clock = clock
         self._lock = threading.Lock()
         self._open: dict[str, Segment] = {}
+        self._tombstones: dict[str, tuple[npt.NDArray[np.void], npt.NDArray[np.bytes_]]] = {}
         self._pages = PageCache()
         self._pinned: Generation | None = None
 
@@ -159,6 +201,8 @@ class Archive:
                 self._pinned = Generation(self, number, body)
                 live = {info.name for _, info in self._pinned.segments}
                 self._open = {n: s for n, s in self._open.items() if n in live}
+                graves = {f.name for f in self._pinned.tombstone_index.files.values()}
+                self._tombstones = {n: t for n, t in self._tombstones.items() if n in graves}
             return self._pinned
 
     def generation(self, number: int) -> Generation:
@@ -180,14 +224,26 @@ class Archive:
                 found = self._open.setdefault(info.name, found)
         return found
 
+    def open_tombstones(self, bucket: int, file: TombstoneFile) -> tuple[npt.NDArray[np.void], npt.NDArray[np.bytes_]]:
+        """Records of a file of tombstones and their keys, kept while the newest generation names it."""
+        with self._lock:
+            found = self._tombstones.get(file.name)
+        if found is None:
+            records = read_tombstones(self.objects, bucket, file)
+            found = records, np.ascontiguousarray(records["key"])
+            with self._lock:
+                self._tombstones[file.name] = found
+        return found
+
     def commit(
         self,
         base: Generation,
         changed: Mapping[int, Sequence[SegmentInfo]],
         note: str,
         schema: EventSchema | None = None,
+        carried: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Commit base + 1 with the segment lists of the ``changed`` buckets replaced.
+        """Commit base + 1 with the segment lists of the ``changed`` buckets replaced, and the entries ``carried``.
 
         Raises:
             CommitConflict: another writer committed that number first.
@@ -195,13 +251,21 @@ class Archive:
         lists = [[base.segments[i][1] for i in base.segments_of(b)] for b in range(base.n_buckets)]
         for bucket, infos in changed.items():
             lists[bucket] = list(infos)
-        self._put(base.number + 1, schema or base.schema, base.n_buckets, lists, note)
+        entries = {**base.carried, **(carried or {})}
+        self._put(base.number + 1, schema or base.schema, base.n_buckets, lists, note, entries)
         return self.pin()
 
     def _put(
-        self, number: int, schema: EventSchema, n_buckets: int, lists: Sequence[Sequence[SegmentInfo]], note: str
+        self,
+        number: int,
+        schema: EventSchema,
+        n_buckets: int,
+        lists: Sequence[Sequence[SegmentInfo]],
+        note: str,
+        carried: Mapping[str, Any] | None = None,
     ) -> None:
         body = {
+            **(carried or {}),
             "generation": number,
             "n_buckets": n_buckets,
             "schema": schema.to_dict(),

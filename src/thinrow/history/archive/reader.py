@@ -79,7 +79,7 @@ class Pieces:
         segment: (P,) number of the segment in the generation's list.
         run_off: (R + 1,) pieces of each run (one user in one segment).
         run_of_user: (U + 1,) runs of each user.
-        watermark: (U,) highest arrival that the generation holds (0 where none).
+        watermark: (U,) highest arrival that the generation holds or has a tombstone for (0 where none).
         hide_off, hides: the hide-list by user (HIDE_DTYPE).
     """
 
@@ -134,7 +134,10 @@ def look_up(generation: Generation, users: Users) -> Pieces:
                     owner.append(np.repeat(members, np.diff(offsets)))
                     source.append(np.full(len(rows), number, np.int64))
                 _collect_hides(segment, keys, members, hide_user, hide_rows)
-    return _arrange(users, owner, found, source, hide_user, hide_rows)
+    pieces = _arrange(users, owner, found, source, hide_user, hide_rows)
+    # What was erased at the end of a user's arrivals was archived all the same.
+    np.maximum(pieces.watermark, generation.tombstones(users).watermark(), out=pieces.watermark)
+    return pieces
 
 
 def _collect_hides(
