@@ -67,6 +67,11 @@ def metering(meter: Meter) -> Iterator[Meter]:
         _meter.reset(token)
 
 
+def current_meter() -> Meter:
+    """The meter in force; one that nobody looks at where there is none. For work that goes on in other threads."""
+    return _meter.get() or Meter()
+
+
 def count(**counts: int) -> None:
     """Add to the meter in force, if there is one."""
     meter = _meter.get()

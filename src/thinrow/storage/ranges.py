@@ -13,6 +13,7 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -100,10 +101,73 @@ def check_ranges(name: str, size: int, offsets: I64, lengths: I64, out: U8, out_
     if outside.any():
         i = int(outside.argmax())
         raise CorruptionError(f"no {lengths[i]} bytes at {offsets[i]}: the file has {size} bytes", file=name)
+    check_places(lengths, out, out_offsets)
+
+
+def check_places(lengths: I64, out: U8, out_offsets: I64) -> None:
+    """Raises InputError where a destination does not lie in ``out``."""
     misplaced = (out_offsets < 0) | (out_offsets > len(out)) | (lengths > len(out) - out_offsets)
     if misplaced.any():
         i = int(misplaced.argmax())
         raise InputError(f"{lengths[i]} bytes at {out_offsets[i]} do not fit a buffer of {len(out)}; allocate more")
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Ranges joined into requests: request r is bytes ``[start[r], stop[r])`` of object ``which[r]``.
+
+    Attributes:
+        which, start, stop: (R,) int64.
+        first: (R + 1,) the ranges that request r answers are ``first[r]`` to ``first[r + 1]``.
+        offsets, lengths, out_offsets: (N,) the ranges, in order of object and offset; long ones are cut.
+    """
+
+    which: I64
+    start: I64
+    stop: I64
+    first: I64
+    offsets: I64
+    lengths: I64
+    out_offsets: I64
+
+    def take(self, request: int, body: U8, out: U8) -> None:
+        """Copy what one request brought to where it belongs."""
+        mine = slice(int(self.first[request]), int(self.first[request + 1]))
+        offsets = self.offsets[mine] - self.start[request]
+        bad = kernel("copy_ranges")(body, offsets, self.lengths[mine], out, self.out_offsets[mine])
+        assert bad < 0, "ranges were checked"
+
+
+def plan_requests(which: I64, offsets: I64, lengths: I64, out_offsets: I64, gap: int, max_bytes: int) -> Requests:
+    """Join ranges (as of ``ObjectStore.read_many``) of one object that lie at most ``gap`` bytes apart.
+
+    A range longer than ``max_bytes`` is cut, and no request is longer than twice that, so that requests can overlap.
+
+    Worked example: ranges [0, 10), [30, 40) and [1000, 1010) of one object with a gap of 100 become the requests
+    [0, 40) and [1000, 1010): 2 requests and 50 bytes for 30.
+    """
+    parts = -(-lengths // max_bytes)
+    source = np.repeat(np.arange(len(lengths)), parts)
+    skip = (np.arange(len(source)) - np.repeat(np.cumsum(parts) - parts, parts)) * max_bytes
+    begin = offsets[source] + skip
+    size = np.minimum(lengths[source] - skip, max_bytes)
+    order = np.lexsort((begin, which[source]))
+    source, begin, size, skip = source[order], begin[order], size[order], skip[order]
+    owner, end = which[source], begin + size
+    fresh = np.ones(len(owner), np.bool_)
+    fresh[1:] = owner[1:] != owner[:-1]
+    cuts = np.flatnonzero(fresh)
+    reach = end.copy()
+    for a, b in zip(cuts.tolist(), [*cuts[1:].tolist(), len(owner)], strict=False):
+        np.maximum.accumulate(end[a:b], out=reach[a:b])
+    fresh[1:] |= begin[1:] - reach[:-1] > gap
+    window = (begin - np.repeat(begin[fresh], np.diff(np.flatnonzero(np.append(fresh, True))))) // max_bytes
+    fresh[1:] |= window[1:] != window[:-1]
+    first = np.flatnonzero(fresh)
+    stop = np.maximum.reduceat(end, first) if len(first) else end
+    return Requests(
+        owner[first], begin[first], stop, np.append(first, len(owner)), begin, size, out_offsets[source] + skip
+    )
 
 
 def _plan_reads(
