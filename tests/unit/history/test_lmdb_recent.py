@@ -128,8 +128,8 @@ def test_a_file_that_is_no_environment_is_damage(tmp_path):
 
 
 def test_newer_formats_are_refused(path):
-    edit(path, "meta", lambda key, value: seal(key, b"2") if key == b"format" else value)
-    with pytest.raises(NewerFormatError, match="recent format 2, newer than 1"):
+    edit(path, "meta", lambda key, value: seal(key, b"3") if key == b"format" else value)
+    with pytest.raises(NewerFormatError, match="recent format 3, newer than 2"):
         LmdbRecent(path, SCHEMA)
 
 
