@@ -105,6 +105,17 @@ def block(key: bytes, value: bytes, schema: dict[str, Any]) -> list[dict[str, An
     return found
 
 
+def stored_in(path: Path) -> dict[str, list[tuple[bytes, bytes]]]:
+    """The pairs of each database."""
+    stored = {}
+    with lmdb.open(str(path), max_dbs=4, readonly=True, lock=False) as env:
+        for name in ("events", "users", "ids", "meta"):
+            db = env.open_db(name.encode(), create=False)
+            with env.begin(db=db) as tx:
+                stored[name] = [(bytes(k), bytes(v)) for k, v in tx.cursor()]
+    return stored
+
+
 def shapes(rng: np.random.Generator, n: int) -> dict[str, pa.Array]:
     """Columns of lists and vectors."""
     numbers = [None if i % 7 == 0 else list(range(-i, -i + i % 5)) for i in range(n)]
@@ -175,13 +186,7 @@ def test_the_document_describes_the_environment(tmp_path: Path, kind: str, shape
         event |= {name: array[i].as_py() for name, array in more.items()}
         expected.setdefault(u, []).append(event | {"small": s, "price": p, "shop": c})
 
-    with lmdb.open(str(tmp_path / "recent"), max_dbs=4, readonly=True, lock=False) as env:
-        names = ("events", "users", "ids", "meta")
-        stored = {}
-        for name in names:
-            db = env.open_db(name.encode(), create=False)
-            with env.begin(db=db) as tx:
-                stored[name] = [(bytes(k), bytes(v)) for k, v in tx.cursor()]
+    stored = stored_in(tmp_path / "recent")
     meta = {k: unsealed(k, v) for k, v in stored["meta"]}
     assert meta[b"format"] == b"2"
     assert meta[b"user_kind"] == kind.encode()
