@@ -7,6 +7,7 @@ import mmap
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,19 @@ def test_leftovers_of_killed_writers_are_never_shown(tmp_path: Path) -> None:
     store.put("s/a", b"a")
     (tmp_path / "s" / ".tmp-0123").write_bytes(b"half")
     assert store.list("") == store.list("s/") == store.list("s") == ["s/a"]
+
+
+def test_sweep_takes_old_leftovers_alone(tmp_path: Path) -> None:
+    store = LocalObjects(tmp_path)
+    store.put("a/1", b"whole")
+    for name, age_s in (("a/.tmp-old", 100), ("a/.tmp-new", 0), ("a/.tmp-lock", 100)):
+        (tmp_path / name).write_bytes(b"123")
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    # Killed between the link and the removal of the temporary name: no byte is freed by that.
+    os.link(tmp_path / "a/1", tmp_path / "a/.tmp-linked")
+    os.utime(tmp_path / "a/1", (time.time() - 100,) * 2)
+    assert store.sweep(int(time.time() * 1000) - 50_000) == 3
+    assert files(tmp_path) == ["a/.tmp-lock", "a/.tmp-new", "a/1"]
 
 
 def test_bytes_reach_the_disk_before_the_name_and_the_name_before_the_return(

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from thinrow.core.errors import CorruptionError, InputError, SchemaError
+from thinrow.core.errors import CorruptionError, InputError, SchemaError, StoreError
 from thinrow.dpp import RowFilter, client, loader, worker
 from thinrow.dpp.row_filter import in_share
 from thinrow.examples.records import ExampleBatch, text_column
@@ -26,6 +26,7 @@ from thinrow.features import (
 from thinrow.history.store import HistoryStore
 from thinrow.jagged import Column, Jagged
 from thinrow.schema import ColumnSpec, EventSchema, ExampleSchema, FieldSpec, Projection, Trait
+from thinrow.storage.objects import LocalObjects
 
 N_USERS, STEPS, STEP_MS = 37, 40, 1_000
 COLUMNS = ("item", "shop", "price")
@@ -310,6 +311,24 @@ def test_projection_reads_less_and_sharing_holds(world):
         assert len(batch.histories.events.users) < len(batch)
     list(large)
     assert small.stats.bytes_read < large.stats.bytes_read
+
+
+def test_the_generation_that_is_read_is_held_meanwhile(world, monkeypatch, caplog):
+    store, table, _ = world
+    reader = loader(store, table, threads=2, **SMALL)
+    batches = iter(reader)
+    next(batches)
+    assert [n for n, _, _ in store.archive.holders()] == [store.pin().number]
+    reader.close()
+    batches.close()
+    assert store.archive.holders() == []
+
+    def refuse(*_):
+        raise StoreError("read-only file system")
+
+    monkeypatch.setattr(LocalObjects, "put", refuse)
+    assert len(list(reader)) > 0
+    assert "read without holding it" in caplog.text
 
 
 def test_damage_reaches_the_reader_as_it_is(world, tmp_path):

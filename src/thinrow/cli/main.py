@@ -15,6 +15,7 @@ from thinrow.core.errors import ThinrowError
 COMMANDS = {
     "ingest": ("ingest", "Append events from Parquet or Arrow files to a store."),
     "compact": ("compact", "Move recent events into the archive."),
+    "gc": ("gc", "Remove old generations and what killed writers left."),
     "read": ("read", "Print or export histories as of a time."),
     "verify": ("verify", "Check every byte of a store."),
     "inspect": ("inspect", "Show one user's history, versions and segments."),

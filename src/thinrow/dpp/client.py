@@ -6,15 +6,17 @@ batches, of which a rank takes its part. ``state_dict`` names the last batch *yi
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from thinrow.core.errors import InputError
+from thinrow.core.errors import InputError, ObjectNotFound, StoreError
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.engines import ThreadEngine
 from thinrow.dpp.order import RowRefs
@@ -29,6 +31,7 @@ from thinrow.history.archive.reader import ReadStats
 from thinrow.schema import Projection
 
 _STATE_FORMAT = 1
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -56,13 +59,22 @@ class Loader:
         spec: what to yield.
         source: where to read it.
         rank: which part of each global batch to yield, in [0, n_ranks).
+        hold: entered while the loader is iterated, to keep what it reads from being collected.
         n_ranks: parts of a global batch. The state of a reader is the same at every rank, and fits any number of ranks.
 
     Raises:
         InputError: the spec does not fit the source.
     """
 
-    def __init__(self, spec: SessionSpec, source: Source, *, rank: int = 0, n_ranks: int = 1) -> None:
+    def __init__(
+        self,
+        spec: SessionSpec,
+        source: Source,
+        *,
+        rank: int = 0,
+        n_ranks: int = 1,
+        hold: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         if not 0 <= rank < n_ranks:
             raise InputError(f"rank={rank} of n_ranks={n_ranks}; rank must be in [0, n_ranks)")
         self.spec = spec
@@ -70,6 +82,7 @@ class Loader:
         self.stats = LoaderStats()
         self._order = spec.order(source.split_rows)
         self._worker = Worker(spec, self._order, source)
+        self._hold = hold
         self._engine: ThreadEngine[Produced] | None = None
         self._t = -1
 
@@ -88,6 +101,10 @@ class Loader:
         self.close()
         if not self._has(self._t + 1):
             return
+        with self._hold():
+            yield from self._batches()
+
+    def _batches(self) -> Iterator[Batch]:
         order, spec = self._order, self.spec
         first = order.bases_of(self._t + 1).start
         self._engine = engine = ThreadEngine(
@@ -199,6 +216,19 @@ def _merge(held: Mapping[int, Batch], refs: RowRefs, t: int) -> Batch:
     return Batch.concat(parts).take(position, t)
 
 
+@contextmanager
+def _held(generation: Generation) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(generation.hold())
+        except ObjectNotFound:
+            raise
+        except StoreError as e:
+            # A reader may have no right to write.
+            _log.warning("generation %d is read without holding it, gc may take it: %s", generation.number, e)
+        yield
+
+
 class Pinnable(Protocol):
     """A history store."""
 
@@ -277,4 +307,4 @@ def loader(
     # A base batch ends within a row group, which the next one of its split goes on with.
     cached_rows = (2 * interleave + spec.threads) * (ROW_GROUP_ROWS + base_rows)
     source = TableSource(table, snapshot, generation, cached_rows=cached_rows, rows=spec.rows)
-    return Loader(spec, source, rank=rank, n_ranks=n_ranks)
+    return Loader(spec, source, rank=rank, n_ranks=n_ranks, hold=lambda: _held(generation))

@@ -4,7 +4,7 @@
 
     store/
       archive/    manifests and segments (docs/format/archive-v2.md)
-      recent/     the LMDB environment (docs/format/recent-v2.md)
+      recent/     the LMDB environment (docs/format/recent-v1.md)
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.snapshot import MAX_INLINE_EVENTS, Snapshot, take_snapshot
 from thinrow.history.verify import verify_recent
 from thinrow.schema import EventSchema, Projection
+from thinrow.storage.garbage import Garbage
 from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import LocalObjects
 
@@ -146,6 +147,10 @@ class HistoryStore:
     def compact(self, *, full: bool = False, progress: Progress | None = None) -> CompactReport:
         """Move the recent tier into a new generation. ``full`` leaves one segment a bucket."""
         return compact(self.archive, self.recent, full=full, progress=progress)
+
+    def collect_garbage(self, *, keep: int = 2, grace_s: float = 3_600.0, dry_run: bool = False) -> Garbage:
+        """Remove old generations that nobody holds, and what killed writers left; see ``Archive.collect_garbage``."""
+        return self.archive.collect_garbage(keep=keep, grace_s=grace_s, dry_run=dry_run)
 
     def snapshot(self, users: object, request_ts: npt.ArrayLike) -> Snapshot:
         """What distinct ``users`` (U,) did before ``request_ts``: ms or ``datetime64``, exclusive, (U,) or one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from thinrow.core.errors import CorruptionError, InputError, ObjectNotFound
+from thinrow.core.errors import CommitConflict, CorruptionError, InputError, ObjectNotFound
 from thinrow.storage.objects import ObjectStore
 from thinrow.storage.sealed import seal, unseal
 
@@ -32,7 +32,7 @@ class ManifestLog:
     def has(self, n: int) -> bool:
         """Whether there is a generation ``n``."""
         try:
-            self._objects.size(self._name(n))
+            self._objects.size(self.name_of(n))
         except ObjectNotFound:
             return False
         return True
@@ -50,29 +50,56 @@ class ManifestLog:
             NewerFormatError: a newer thinrow wrote it.
             CorruptionError: it is damaged, or stands under another number than its own.
         """
-        name = self._name(n)
+        name = self.name_of(n)
         data = self._objects.get(name)
         body = unseal(data, FORMAT, "manifest", name)
         if body.get("generation") != n:
             raise CorruptionError(f"it describes generation {body.get('generation')}", file=name)
         return body
 
+    def is_newest(self, n: int) -> bool:
+        """Whether no generation after ``n`` has been committed.
+
+        Generations are collected from the lowest on, so that those in the log have no gap: where ``n`` is there and
+        the next one is not, ``n`` is the newest.
+        """
+        return not self.has(n + 1) and self.has(n)
+
     def commit(self, n: int, body: dict[str, Any]) -> None:
         """Make ``body`` generation ``n``, durably.
 
         Raises:
-            CommitConflict: there is a generation ``n`` already.
+            CommitConflict: there is a generation ``n`` already, or there was one.
             InputError: ``body["generation"]`` is not ``n``, or the body is not JSON (NaN is not).
         """
         if body.get("generation") != n:
             raise InputError(f"body of generation {body.get('generation')} committed as {n}; set body['generation']")
-        self._objects.put_if_absent(self._name(n), seal(body, FORMAT, "manifest"))
+        self._objects.put_if_absent(self.name_of(n), seal(body, FORMAT, "manifest"))
+        # A writer that stood still while its base was collected finds the number free again.
+        if self.floor() > n:
+            self.drop(n)
+            raise CommitConflict(f"generation {n} was committed and collected meanwhile; read the newest state again")
+
+    def floor(self) -> int:
+        """Generations below this number (exclusive) have been collected or are about to be; 0 where none was."""
+        found = self._objects.list(f"{self._prefix}-floor/")
+        return int(found[-1].rpartition("/")[2]) if found else 0
+
+    def raise_floor(self, floor: int) -> None:
+        """Announce that generations below ``floor`` (exclusive) will be collected. It never falls."""
+        old = self._objects.list(f"{self._prefix}-floor/")
+        name = f"{self._prefix}-floor/{floor:020d}"
+        if not old or old[-1] < name:
+            self._objects.put(name, b"")
+        for lower in (o for o in old if o < name):
+            self._objects.delete(lower)
 
     def drop(self, n: int) -> None:
         """Remove generation ``n``; nothing happens where there is none."""
-        self._objects.delete(self._name(n))
+        self._objects.delete(self.name_of(n))
 
-    def _name(self, n: int) -> str:
+    def name_of(self, n: int) -> str:
+        """Name of the object of generation ``n``."""
         if not 0 <= n <= _MAX_NUMBER:
             raise InputError(f"generation {n}; it must be 0 to {_MAX_NUMBER}")
         return f"{self._prefix}/{n:020d}.json"

@@ -10,13 +10,14 @@ import errno
 import fcntl
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import copy_context
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +33,20 @@ R = TypeVar("R")
 BytesLike: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 _TEMPORARY = ".tmp-"
+_LOCK = f"{_TEMPORARY}lock"
 #: What ``link`` says on file systems without hard links, or with as many as they take.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class Entry(NamedTuple):
+    """One object of a listing; ``modified_ms`` (since 1970, UTC) is when it appeared, by the clock of the store."""
+
+    name: str
+    bytes: int
+    modified_ms: int
+
+
+Entries: TypeAlias = list[Entry]
 
 
 class Writer(Protocol):
@@ -64,6 +77,12 @@ class ObjectStore(Protocol):
 
     def list(self, prefix: str) -> list[str]:
         """Sorted names that begin with ``prefix``; none of objects under creation."""
+
+    def entries(self, prefix: str) -> Entries:
+        """The same objects with sizes and times, sorted by name; of objects deleted meanwhile, some may be missing."""
+
+    def sweep(self, before_ms: int) -> int:
+        """Remove what killed writers left of objects whose creation began before ``before_ms``; bytes freed."""
 
     def delete(self, name: str) -> None:
         """Remove the object; nothing happens where there is none."""
@@ -139,17 +158,21 @@ class MemoryObjects:
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
+        self._modified_ms: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def put_if_absent(self, name: str, data: bytes) -> None:
         with self._lock:
             if check_name(name) in self._objects:
                 raise taken(name)
-            self._objects[name] = bytes(data)
+            self._store(name, data)
 
     def put(self, name: str, data: bytes) -> None:
         with self._lock:
-            self._objects[check_name(name)] = bytes(data)
+            self._store(check_name(name), data)
+
+    def _store(self, name: str, data: bytes) -> None:
+        self._objects[name], self._modified_ms[name] = bytes(data), time.time_ns() // 1_000_000
 
     def get(self, name: str) -> bytes:
         try:
@@ -163,6 +186,14 @@ class MemoryObjects:
     def list(self, prefix: str) -> list[str]:
         with self._lock:
             return sorted(n for n in self._objects if n.startswith(prefix))
+
+    def entries(self, prefix: str) -> Entries:
+        with self._lock:
+            found = sorted(n for n in self._objects if n.startswith(prefix))
+            return [Entry(n, len(self._objects[n]), self._modified_ms[n]) for n in found]
+
+    def sweep(self, before_ms: int) -> int:
+        return 0
 
     def delete(self, name: str) -> None:
         with self._lock:
@@ -260,14 +291,36 @@ class LocalObjects:
             raise missing(name) from None
 
     def list(self, prefix: str) -> list[str]:
-        folder = self.root / prefix.rpartition("/")[0]
-        found = []
-        for directory, folders, files in os.walk(folder):
-            folders[:] = [f for f in folders if not f.startswith(_TEMPORARY)]
-            relative = os.path.relpath(directory, self.root)
-            base = "" if relative == "." else relative.replace(os.sep, "/") + "/"
-            found += [base + f for f in files if not f.startswith(_TEMPORARY)]
+        found = (self._name(path) for path in self._walk(prefix) if not path.name.startswith(_TEMPORARY))
         return sorted(n for n in found if n.startswith(prefix))
+
+    def entries(self, prefix: str) -> Entries:
+        found = []
+        for name in self.list(prefix):
+            with suppress(FileNotFoundError):
+                status = (self.root / name).stat()
+                found.append(Entry(name, status.st_size, status.st_mtime_ns // 1_000_000))
+        return found
+
+    def sweep(self, before_ms: int) -> int:
+        freed = 0
+        for path in self._walk(""):
+            if path.name.startswith(_TEMPORARY) and path.name != _LOCK:
+                with suppress(FileNotFoundError), _told(self._name(path)):
+                    status = path.stat()
+                    if status.st_mtime_ns // 1_000_000 < before_ms:
+                        path.unlink()
+                        freed += status.st_size if status.st_nlink == 1 else 0
+        return freed
+
+    def _walk(self, prefix: str) -> Iterator[Path]:
+        """All files below the folder that ``prefix`` names, temporary ones included."""
+        for directory, folders, files in os.walk(self.root / prefix.rpartition("/")[0]):
+            folders[:] = [f for f in folders if not f.startswith(_TEMPORARY)]
+            yield from (Path(directory, f) for f in files)
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
 
     def delete(self, name: str) -> None:
         path = self._path(name)
@@ -328,7 +381,7 @@ class LocalObjects:
 
 
 def _rename_if_absent(name: str, temporary: Path, path: Path) -> None:
-    with open(path.parent / f"{_TEMPORARY}lock", "w") as lock:
+    with open(path.parent / _LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
             raise taken(name)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,27 @@ class ObjectStoreContract:
         assert store.list("a") == ["a/10", "a/2", "a/b/c", "ab"]
         assert store.list("a/1") == ["a/10"]
         assert store.list("none/at/all") == []
+
+    def test_entries_tell_sizes_and_times(self, store: ObjectStore) -> None:
+        assert store.entries("a/") == []
+        before = time.time() - 60
+        store.put("a/1", DATA)
+        store.put("a/2", b"xy")
+        store.put("b/1", b"")
+        found = store.entries("a/")
+        assert [(e.name, e.bytes) for e in found] == [("a/1", len(DATA)), ("a/2", 2)]
+        # The clock of a server may differ from ours by some seconds.
+        assert all(before < e.modified_ms / 1000 < time.time() + 60 for e in found)
+
+    def test_sweep_leaves_whole_objects(self, store: ObjectStore) -> None:
+        store.put("a/1", DATA)
+        with store.create("a/2") as writer:
+            writer.write(b"new")
+            store.sweep(int(time.time() * 1000) - 3_600_000)
+            writer.write(b" and whole")
+        assert store.sweep(int(time.time() * 1000) + 3_600_000) == 0
+        assert store.list("") == ["a/1", "a/2"]
+        assert store.get("a/2") == b"new and whole"
 
     def test_delete(self, store: ObjectStore) -> None:
         store.put("a/1", b"x")

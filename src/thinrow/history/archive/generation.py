@@ -2,12 +2,18 @@
 
 A generation is a manifest: for each bucket an ordered list of segments. Commit is put-if-absent of the next number, so
 of two writers one wins, and a pinned reader never sees a change.
+
+Worked example: a reader works on generation 4 inside ``with archive.hold(generation)``. Generations 5 and 6 are
+committed and garbage is collected: 4 stays, 5 goes. After the ``with``, or when the reader dies, a collection takes 4.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,7 +23,9 @@ from thinrow.core.clock import Clock, system_clock
 from thinrow.core.errors import (
     CommitConflict,
     CorruptionError,
+    Erased,
     InputError,
+    ObjectNotFound,
     StoreExists,
     StoreNotFound,
 )
@@ -35,9 +43,11 @@ from thinrow.history.archive.tombstones import (
     read_tombstones,
 )
 from thinrow.schema import EventSchema
+from thinrow.storage.garbage import Garbage, collect
 from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import ObjectStore
 from thinrow.storage.pages import PageCache
+from thinrow.storage.pins import Pin, Pins, Revocations
 
 MAX_BUCKETS = 65_536
 #: United dictionaries that a generation keeps.
@@ -77,6 +87,7 @@ class Generation:
             self._by_bucket.setdefault(bucket, []).append(i)
         self._lock = threading.Lock()
         self._dictionaries: dict[tuple[int, tuple[int, ...]], ColumnDictionary] = {}
+        archive.remember(self)
 
     @property
     def objects(self) -> ObjectStore:
@@ -98,8 +109,20 @@ class Generation:
         return self._by_bucket.get(bucket, [])
 
     def segment(self, number: int) -> Segment:
-        """The opened segment. Raises CorruptionError (also where the file is another segment) or ObjectNotFound."""
-        return self._archive.open_segment(*self.segments[number])
+        """The opened segment.
+
+        Raises:
+            CorruptionError: it is damaged, or the file is another segment.
+            ObjectNotFound: it is missing: lost, or collected while nobody held this generation.
+            Erased: this generation was revoked, because something in it was erased.
+        """
+        self._archive.require_live(self.number)
+        try:
+            return self._archive.open_segment(*self.segments[number])
+        except ObjectNotFound:
+            self._archive.look_for_revocations()
+            self._archive.require_live(self.number)
+            raise
 
     def users(self) -> Users:
         """All users with an event, ascending. Raises CorruptionError or ObjectNotFound."""
@@ -146,6 +169,10 @@ class Generation:
         body = {"schema": self.schema.to_dict(), "n_buckets": self.n_buckets, "segments": lists}
         return Generation(self._archive, self.number, body)
 
+    def hold(self, holder: str = "") -> AbstractContextManager[Generation]:
+        """See ``Archive.hold``."""
+        return self._archive.hold(self, holder)
+
     def at(self, number: int) -> Generation:
         """Another generation of the same archive. Raises ObjectNotFound where there is none."""
         return self if number == self.number else self._archive.generation(number)
@@ -154,10 +181,19 @@ class Generation:
 class Archive:
     """The immutable tier of one store: manifests and segments in an object store."""
 
-    def __init__(self, objects: ObjectStore, clock: Clock = system_clock) -> None:
+    def __init__(self, objects: ObjectStore, clock: Clock = system_clock, *, pins: Pins | None = None) -> None:
         self.objects = objects
         self._log = ManifestLog(objects)
+        self._retired = ManifestLog(objects, "retired")
         self._clock = clock
+        self._pins = pins or Pins(objects)
+        self._pins.on_renewal(self.look_for_revocations)
+        self._revocations = Revocations(objects, self._pins.clock)
+        self._void_below = 0
+        self._holds: dict[int, tuple[Pin, int]] = {}
+        self._holding = threading.Lock()
+        self._alive: weakref.WeakSet[Generation] = weakref.WeakSet()
+        self._counting = threading.Lock()
         self._lock = threading.Lock()
         self._open: dict[str, Segment] = {}
         self._tombstones: dict[str, tuple[npt.NDArray[np.void], npt.NDArray[np.bytes_]]] = {}
@@ -176,6 +212,8 @@ class Archive:
             raise InputError(f"n_buckets={n_buckets}; it must be between 1 and {MAX_BUCKETS}")
         archive = cls(objects, clock)
         try:
+            if archive.numbers():
+                raise CommitConflict("generation 1 was committed and collected")
             archive._put(1, schema, n_buckets, [[] for _ in range(n_buckets)], "create")
         except CommitConflict:
             raise StoreExists("an archive is there already; open it, or choose another path") from None
@@ -189,8 +227,7 @@ class Archive:
         """The newest generation. Raises StoreNotFound where there is none."""
         with self._lock:
             pinned = self._pinned
-        # Numbers have no gap: where the next one is not there, the pinned one is the newest.
-        if pinned is not None and not self._log.has(pinned.number + 1):
+        if pinned is not None and self._log.is_newest(pinned.number):
             return pinned
         latest = self._log.latest()
         if latest is None:
@@ -206,12 +243,131 @@ class Archive:
             return self._pinned
 
     def generation(self, number: int) -> Generation:
-        """Generation ``number``. Raises ObjectNotFound where there is none."""
-        return Generation(self, number, self._log.load(number))
+        """Generation ``number``. Raises ObjectNotFound where there is none, or none any more."""
+        try:
+            body = self._log.load(number)
+        except ObjectNotFound:
+            # Between the two it may have been collected, or stayed for somebody who holds it.
+            body = self._retired.load(number)
+        return Generation(self, number, body)
 
     def numbers(self) -> list[int]:
         """Numbers of all generations, oldest first."""
         return self._log.list()
+
+    @contextmanager
+    def hold(self, generation: Generation, holder: str = "") -> Iterator[Generation]:
+        """Keep the files of ``generation`` from being collected, by any process, until the context ends.
+
+        What reads for longer than the grace time of a collection (an hour by default) must hold what it reads. The pin
+        is a lease: it is renewed while this process lives, and ends a minute or two after its death.
+
+        Args:
+            holder: who, for those who ask why a generation is still there; this process by default.
+
+        Raises:
+            ObjectNotFound: it has been collected, or is about to be; take a newer one.
+            Erased: it was revoked.
+            StoreError: the store takes no writes.
+        """
+        number = generation.number
+        self.require_live(number)
+        with self._holding:
+            pin, count = self._holds.get(number) or (self._pins.take(number, holder), 0)
+            if count == 0 and (self._log.floor() > number or not self._log.has(number)):
+                pin.release()
+                raise ObjectNotFound(f"generation {number} has been collected; take a newer one: store.pin()")
+            self._holds[number] = pin, count + 1
+        try:
+            yield generation
+        finally:
+            with self._holding:
+                pin, count = self._holds.pop(number)
+                if count > 1:
+                    self._holds[number] = pin, count - 1
+                else:
+                    pin.release()
+
+    @contextmanager
+    def writing(self, holder: str = "") -> Iterator[Generation]:
+        """The newest generation, to build on: until the context ends, nothing that is written is taken for garbage.
+
+        Raises:
+            StoreNotFound: the archive has no generation.
+        """
+        while True:
+            base = self.pin()
+            pin = self._pins.take(base.number, holder, writes=True)
+            if self._log.floor() <= base.number:
+                break
+            pin.release()
+        try:
+            yield base
+        finally:
+            pin.release()
+
+    def holders(self) -> list[tuple[int, str, bool]]:
+        """(generation, who, whether it writes) of every pin of any process."""
+        return [(p.number, p.holder, p.writes) for p in self._pins.live()]
+
+    def collect_garbage(self, *, keep: int = 2, grace_s: float = 3_600.0, dry_run: bool = False) -> Garbage:
+        """Remove generations that are neither kept, young nor held, and every file that only they needed.
+
+        A generation that this process still has an object of counts as held. See ``thinrow.storage.garbage``.
+
+        Args:
+            keep: the newest so many generations stay, 1 or more.
+            grace_s: seconds that a generation stays after it was replaced, and that an unfinished write stays.
+            dry_run: only say what would go.
+
+        Raises:
+            InputError: an argument is out of bounds.
+            CorruptionError: a manifest is damaged: what it names is not known, so nothing more is removed.
+        """
+        self.pin()
+        self.look_for_revocations()
+        with self._counting:
+            in_use = {g.number for g in self._alive}
+        return collect(
+            self.objects,
+            self._pins,
+            keep=keep,
+            grace_ms=int(grace_s * 1000),
+            in_use=in_use,
+            void_below=self._void_below,
+            dry_run=dry_run,
+        )
+
+    def revoke(self, generations_below: int, grace_s: float = 0.0) -> None:
+        """Make generations below ``generations_below`` (exclusive) unreadable: something in them was erased.
+
+        Returns when nobody holds one any more, at the latest after ``grace_s`` seconds; from then on whoever reads one
+        gets ``Erased``, and ``collect_garbage`` removes it although it may be pinned. A holder in another process
+        learns of it when it renews its pin, three times a minute.
+        """
+        self._revocations.add(generations_below, int(grace_s * 1000))
+        while self._revocations.below() < generations_below:
+            if not any(p.number < generations_below and not p.writes for p in self._pins.live()):
+                break
+            time.sleep(0.05)
+        self._void_below = max(self._void_below, generations_below)
+
+    def look_for_revocations(self) -> None:
+        """Learn which generations other processes have revoked."""
+        self._void_below = max(self._void_below, self._revocations.below())
+
+    def require_live(self, number: int) -> None:
+        """Raises Erased where generation ``number`` was revoked."""
+        if number < self._void_below:
+            raise Erased(
+                f"generation {number} was revoked: something in it was erased; "
+                f"read generation {self._void_below} or a later one: store.pin()"
+            )
+
+    def remember(self, generation: Generation) -> None:
+        """Count a generation as held while this process has the object."""
+        with self._counting:
+            self._alive.add(generation)
 
     def open_segment(self, bucket: int, info: SegmentInfo) -> Segment:
         """The opened segment, kept open while the newest generation holds it."""
