@@ -21,6 +21,7 @@ from thinrow.core.clock import Clock, system_clock
 from thinrow.core.errors import InputError, StoreExists, StoreNotFound
 from thinrow.core.units import EPOCH_BITS
 from thinrow.core.users import Users, as_users
+from thinrow.history.archive import arrow
 from thinrow.history.archive.find import find_event
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.verify import Damage
@@ -167,6 +168,26 @@ class HistoryStore:
         """Snapshot and rebuild at once: the histories as a model served now would see them. Changes nothing."""
         taken = self.peek(users, request_ts)
         return reconstruct(taken.generation, taken.requests, projection)
+
+    def to_arrow(
+        self,
+        users: object = None,
+        projection: Projection | None = None,
+        *,
+        at: int | None = None,
+        batch_rows: int | None = None,
+    ) -> pa.RecordBatchReader:
+        """``Generation.to_arrow`` over archive and recent tier together: the events that ``read`` would give.
+
+        Each group of users is read as it is when its turn comes; whoever needs one moment for all compacts first and
+        reads ``pin().to_arrow()``. Raises as that.
+        """
+        projection, rows = projection or Projection(), arrow.BATCH_ROWS if batch_rows is None else batch_rows
+        request_ts, pinned = arrow.time_of(at, projection), self.pin()
+        groups = arrow.groups_of_users(pinned, users, projection, rows, self.recent.users())
+        return arrow.stream(
+            pinned, projection, groups, lambda some: self.read(some, request_ts, projection).histories, rows
+        )
 
     def users(self) -> Users:
         """All users with an event in the archive or the recent tier, sorted."""

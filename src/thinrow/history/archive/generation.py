@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from thinrow.core.clock import Clock, system_clock
 from thinrow.core.errors import (
@@ -42,7 +43,7 @@ from thinrow.history.archive.tombstones import (
     no_tombstones,
     read_tombstones,
 )
-from thinrow.schema import EventSchema
+from thinrow.schema import EventSchema, Projection
 from thinrow.storage.garbage import Garbage, collect
 from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import ObjectStore
@@ -160,6 +161,38 @@ class Generation:
                     self._dictionaries.clear()
                 self._dictionaries[key] = found
             return found
+
+    def to_arrow(
+        self,
+        users: object = None,
+        projection: Projection | None = None,
+        *,
+        at: int | None = None,
+        batch_rows: int | None = None,
+    ) -> pa.RecordBatchReader:
+        """A stream of the archived events of ``users`` (all where None) that are visible now, in bounded memory.
+
+        Columns are ``user_id``, ``event_ts`` (timestamp of ms, UTC), ``arrival`` and the projection's. *Visible* are
+        the events before ``at`` (exclusive; all where None) that no archived correction hides. All users come bucket
+        by bucket, ascending within one; a user's events oldest first. Such a reader is read once::
+
+            reader = store.pin().to_arrow(projection=Projection(columns=("price",)))
+            duckdb.sql("select user_id, sum(price) from reader group by all")
+
+        Args:
+            users: distinct ids, in the order wanted.
+            projection: columns, the newest n, a horizon back from ``at``.
+            at: time in ms.
+            batch_rows: most rows of a batch; also about how many are held in memory, or one user's.
+
+        Raises:
+            InputError, SchemaError, UserKindError: as ``reconstruct``. While the stream is read: CorruptionError.
+        """
+        from thinrow.history.archive import arrow
+
+        projection, rows = projection or Projection(), arrow.BATCH_ROWS if batch_rows is None else batch_rows
+        read = arrow.read_archived(self, projection, arrow.time_of(at, projection))
+        return arrow.stream(self, projection, arrow.groups_of_users(self, users, projection, rows), read, rows)
 
     def only(self, numbers: Sequence[int]) -> Generation:
         """A view of some of the segments (for merging them)."""
