@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from thinrow.core.errors import CorruptionError, NewerFormatError, ObjectNotFound, StoreError, ThinrowError
-from thinrow.history import compact as compact_module
+from thinrow.history import buckets as buckets_module
 from thinrow.history.archive import encode as encode_module
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.layout import stored_columns
@@ -134,8 +134,7 @@ def build(kind: str) -> World:
 @pytest.fixture(scope="module", params=KINDS)
 def world(request: pytest.FixtureRequest) -> World:
     with pytest.MonkeyPatch.context() as patch:
-        original = compact_module.write_segment
-        patch.setattr(compact_module, "write_segment", lambda *a, **k: original(*a, **{**k, "stripe_rows": 16}))
+        patch.setattr(buckets_module, "STRIPE_ROWS", 16)
         # So that few rows meet the codec of long strings.
         patch.setattr(encode_module, "_ALWAYS_STRINGS", 3)
         world = build(request.param)

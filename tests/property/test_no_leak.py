@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from thinrow.history import compact as compact_module
+from thinrow.history import buckets as buckets_module
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.compact import compact
 from thinrow.history.intake import check_table
@@ -163,8 +163,7 @@ def other_values(event: Event, draw: st.DataObject) -> Event:
 @pytest.fixture
 def short_stripes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two events a stripe, so that a stripe is often cut by what a request may see."""
-    original = compact_module.write_segment
-    monkeypatch.setattr(compact_module, "write_segment", lambda *a, **k: original(*a, **{**k, "stripe_rows": 2}))
+    monkeypatch.setattr(buckets_module, "STRIPE_ROWS", 2)
 
 
 @pytest.mark.usefixtures("short_stripes")

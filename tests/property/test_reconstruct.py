@@ -175,11 +175,14 @@ def check(world: World) -> None:
 
 
 def play(script: list[tuple[Any, ...]], kind: str, stripe_rows: int, monkeypatch: pytest.MonkeyPatch) -> World:
-    from thinrow.history import compact as module
+    from thinrow.history import buckets, compact
 
     world = World(kind, stripe_rows)
-    original = module.write_segment
-    monkeypatch.setattr(module, "write_segment", lambda *a, **k: original(*a, **{**k, "stripe_rows": stripe_rows}))
+    monkeypatch.setattr(buckets, "STRIPE_ROWS", stripe_rows)
+    # Parts of few rows, so that a merge goes through several.
+    monkeypatch.setattr(buckets, "PART_BYTES", 0)
+    monkeypatch.setattr(compact, "PART_BYTES", 0)
+    monkeypatch.setattr(compact, "_FIRST_USERS", 1)
     for op in script:
         if op[0] == "append":
             world.append(op[1])

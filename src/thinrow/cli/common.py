@@ -16,7 +16,7 @@ from thinrow.core.units import NEVER
 
 if TYPE_CHECKING:
     from thinrow.core.users import UserKind, Users
-    from thinrow.history.compact import Progress
+    from thinrow.history.buckets import Progress
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAMED = 5

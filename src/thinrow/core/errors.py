@@ -26,6 +26,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ThinrowError(Exception):
     """Base of every error that thinrow raises on purpose."""
@@ -128,7 +130,18 @@ class CorruptionError(ThinrowError):
             where += f", user {user!r}"
         if column is not None:
             where += f", column {column!r}"
+        self.remedy = remedy
         super().__init__(f"corrupt data ({where}): {what}; {remedy}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel from the process that met them."""
+        return _corruption, (type(self), self.what, self.file, self.user, self.column, self.remedy)
+
+
+def _corruption(
+    kind: type[CorruptionError], what: str, file: str, user: object, column: str | None, remedy: str
+) -> CorruptionError:
+    return kind(what, file=file, user=user, column=column, remedy=remedy)
 
 
 class VersionMismatch(CorruptionError):

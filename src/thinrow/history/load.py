@@ -6,26 +6,26 @@ import numpy as np
 
 from thinrow.core.users import bucket_of, distinct
 from thinrow.history.archive.generation import Archive
-from thinrow.history.archive.layout import STRIPE_ROWS
 from thinrow.history.archive.reader import Ints, look_up
-from thinrow.history.compact import (
+from thinrow.history.buckets import (
+    BucketTask,
     BucketWrite,
     CompactReport,
     NewEvents,
     commit_buckets,
+    new_name,
     report_of,
     write_bucket,
 )
+from thinrow.history.engines import LocalEngine
 from thinrow.history.intake import CheckedEvents
 from thinrow.history.recent.tier import RecentTier
-from thinrow.jagged import HIDE_DTYPE, Events
+from thinrow.jagged import Events
 from thinrow.jagged.column import concat_columns
 from thinrow.jagged.events import never_hidden
 
 
-def bulk_load(
-    archive: Archive, recent: RecentTier, events: CheckedEvents, *, stripe_rows: int = STRIPE_ROWS
-) -> CompactReport:
+def bulk_load(archive: Archive, recent: RecentTier, events: CheckedEvents) -> CompactReport:
     """Give ``events`` (in arrival order) the next arrival numbers of their users and commit them as a new generation.
 
     Their numbers are taken first, so that none is given twice even if the commit fails. Recent events of these users
@@ -45,10 +45,10 @@ def bulk_load(
 
     def write(bucket: int) -> BucketWrite | None:
         part = everything.take_users(np.flatnonzero(buckets == bucket))
-        new = NewEvents(part, np.zeros(len(part.users) + 1, np.int64), np.empty(0, HIDE_DTYPE))
-        return write_bucket(archive, base, bucket, new, full=False, stripe_rows=stripe_rows)
+        task = BucketTask(base, bucket, [NewEvents.without_hides(part)], len(part), False, False, new_name(bucket))
+        return write_bucket(task)
 
-    generation, written = commit_buckets(archive, base, np.unique(buckets).tolist(), write, "bulk load")
+    generation, written = commit_buckets(archive, base, np.unique(buckets).tolist(), write, "bulk load", LocalEngine())
     recent.trim(users, first + loaded)
     return report_of(generation, written)
 

@@ -25,7 +25,9 @@ from thinrow.history.archive import arrow
 from thinrow.history.archive.find import find_event
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.verify import Damage
-from thinrow.history.compact import CompactReport, Progress, compact
+from thinrow.history.buckets import CompactReport, Progress
+from thinrow.history.compact import compact
+from thinrow.history.engines import BucketEngine, EngineName
 from thinrow.history.intake import CheckedEvents, check_table, request_times
 from thinrow.history.load import bulk_load
 from thinrow.history.recent.lmdb import LmdbRecent
@@ -145,9 +147,14 @@ class HistoryStore:
         with self._numbering:
             return bulk_load(self.archive, self.recent, events)
 
-    def compact(self, *, full: bool = False, progress: Progress | None = None) -> CompactReport:
-        """Move the recent tier into a new generation. ``full`` leaves one segment a bucket."""
-        return compact(self.archive, self.recent, full=full, progress=progress)
+    def compact(
+        self, *, full: bool = False, progress: Progress | None = None, engine: EngineName | BucketEngine = "local"
+    ) -> CompactReport:
+        """Move the recent tier into a new generation. ``full`` leaves one segment a bucket.
+
+        ``engine`` "ray" writes the buckets on a Ray cluster whose nodes all reach the store under its path.
+        """
+        return compact(self.archive, self.recent, full=full, progress=progress, engine=engine)
 
     def collect_garbage(self, *, keep: int = 2, grace_s: float = 3_600.0, dry_run: bool = False) -> Garbage:
         """Remove old generations that nobody holds, and what killed writers left; see ``Archive.collect_garbage``."""

@@ -255,6 +255,10 @@ class LocalObjects:
         self.root = Path(root)
         self._files = RangeReader()
 
+    def __reduce__(self) -> tuple[type[LocalObjects], tuple[Path]]:
+        """The same folder, opened anew."""
+        return LocalObjects, (self.root,)
+
     def put_if_absent(self, name: str, data: bytes) -> None:
         path = self._path(name)
         with self._temporary(name, path) as (temporary, writer):

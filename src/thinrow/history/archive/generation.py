@@ -90,6 +90,10 @@ class Generation:
         self._dictionaries: dict[tuple[int, tuple[int, ...]], ColumnDictionary] = {}
         archive.remember(self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Opened again from the object store, so that a task on another machine can have it."""
+        return reopen, (self._archive.objects, self.number)
+
     @property
     def objects(self) -> ObjectStore:
         """Where the segments are."""
@@ -463,3 +467,8 @@ class Archive:
             "note": note,
         }
         self._log.commit(number, body)
+
+
+def reopen(objects: ObjectStore, number: int) -> Generation:
+    """Generation ``number`` of the archive in ``objects``. Raises ObjectNotFound where there is none."""
+    return Archive(objects).generation(number)
