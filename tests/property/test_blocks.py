@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from thinrow.core.buffers import Buffers
 from thinrow.kernels import BACKENDS, kernel, use
 from thinrow.storage.codecs import EncodedStream, decode_bytes, encode_bytes, encode_fixed
 
@@ -85,7 +86,8 @@ cases = st.builds(
 def decode(case: Case, stream: EncodedStream, row_from: Array, row_to: Array, out: Array, out_pos: Array) -> int:
     n = len(stream.codec)
     found: int = kernel("decode_fixed")(
-        stream.payload,
+        Buffers([stream.payload]),
+        np.zeros(n, np.int64),
         stream.offsets[:-1],
         np.diff(stream.offsets),
         stream.codec,
@@ -154,21 +156,28 @@ def test_each_codec_is_chosen_for_its_data(kind: str, codec: int) -> None:
     assert case.encode().codec.tolist() == [codec] * 4
 
 
-@given(st.integers(0, 64), st.integers(1, 70), st.integers(0, 2**32))
+@given(st.integers(0, 64), st.integers(1, 150), st.booleans(), st.integers(0, 2**32))
 @QUICK
-def test_every_width(width: int, n: int, seed: int) -> None:
+def test_every_width(width: int, n: int, lanes: bool, seed: int) -> None:
     q = np.random.default_rng(seed).integers(0, 2**64, n, dtype=np.uint64)
     q = q >> np.uint64(64 - width) if width else np.zeros(n, np.uint64)
-    bits = sum(int(v) << (i * width) for i, v in enumerate(q))
-    packed = bits.to_bytes(((n * width + 63) // 64 + 1) * 8, "little")
+    packed = pack(q, width, ((n * width + 63) // 64 + 1) * 8)
+    if lanes:
+        words = ((n + 7) // 8 * width + 63) // 64
+        each = [np.frombuffer(pack(q[k::8], width, words * 8), "<u8") for k in range(8)]
+        packed = np.stack(each, axis=1).tobytes()
     block = np.frombuffer(bytearray(np.array([9, 3], "<u8").tobytes() + packed), np.uint8)
     run = [np.array([v]) for v in (0, len(block))]
     for name in BACKENDS:
         out = np.empty(n, np.int64)
         rows = [np.array([v]) for v in (n, 0, n, 0)]
         with use(name):
-            assert decode_one(block, *run, 2, width, *rows, out) == -1
+            assert decode_one(block, *run, 2, width | (0x80 if lanes else 0), *rows, out) == -1
         np.testing.assert_array_equal(out.view(np.uint64), q * np.uint64(3) + np.uint64(9))
+
+
+def pack(q: Array, width: int, size: int) -> bytes:
+    return sum(int(v) << (i * width) for i, v in enumerate(q)).to_bytes(size, "little")
 
 
 def decode_one(
@@ -176,7 +185,9 @@ def decode_one(
 ) -> int:
     zero = np.zeros(1, np.int64)
     kinds = (np.array([codec], np.uint8), np.array([width], np.uint8))
-    found: int = kernel("decode_fixed")(block, off, length, *kinds, n, a, b, at, NO_DICTIONARY, zero, zero, out)
+    found: int = kernel("decode_fixed")(
+        Buffers([block]), zero, off, length, *kinds, n, a, b, at, NO_DICTIONARY, zero, zero, out
+    )
     return found
 
 
@@ -225,7 +236,19 @@ def test_impossible_runs_are_refused(noise: list[int], codec: int) -> None:
         dictionary = np.arange(4, dtype=np.uint64)
         with use(name):
             found = kernel("decode_fixed")(
-                buffer, off, length, *kinds, rows, first, last, at, dictionary, dict_off, dict_n, out
+                Buffers([buffer]),
+                np.zeros(1, np.int64),
+                off,
+                length,
+                *kinds,
+                rows,
+                first,
+                last,
+                at,
+                dictionary,
+                dict_off,
+                dict_n,
+                out,
             )
         assert found in (-1, 0)
         results.append((found, out.tolist()))
@@ -242,7 +265,15 @@ def test_bytes_come_back(values: list[bytes], stripe_rows: int, data: st.DataObj
     rows = np.diff(stripes)
     first = np.array([data.draw(st.integers(0, int(r))) for r in rows])
     last = np.array([data.draw(st.integers(int(a), int(r))) for a, r in zip(first, rows, strict=True)])
-    got_offsets, got = decode_bytes(stream.payload, stream.offsets[:-1], np.diff(stream.offsets), rows, first, last)
+    got_offsets, got = decode_bytes(
+        Buffers([stream.payload]),
+        np.zeros(len(rows), np.int64),
+        stream.offsets[:-1],
+        np.diff(stream.offsets),
+        rows,
+        first,
+        last,
+    )
     wanted = [v for s, a, b in zip(stripes, first, last, strict=False) for v in values[s + a : s + b]]
     assert [got[a:b].tobytes() for a, b in pairwise(got_offsets)] == wanted
 
@@ -250,6 +281,7 @@ def test_bytes_come_back(values: list[bytes], stripe_rows: int, data: st.DataObj
 GUARDED = """
 import ctypes, mmap
 import numpy as np
+from thinrow.core.buffers import Buffers
 from thinrow.kernels import kernel
 
 page = mmap.PAGESIZE
@@ -263,14 +295,14 @@ rng = np.random.default_rng(0)
 decode, one = kernel("decode_fixed"), lambda v, dtype=np.int64: np.array([v], dtype)
 accepted = 0
 for trial in range(20_000):
-    codec, width = int(rng.integers(8)), int(rng.integers(66))
+    codec, width, lanes = int(rng.integers(8)), int(rng.integers(66)), int(rng.integers(2))
     length = int(rng.integers(1, 100)) * 8
     rows = int(rng.integers(1, max(2, length * 8 // max(width, 1))))
     words = middle[-length:].view(np.uint64)
     words[:] = rng.integers(0, 2**64, len(words), dtype=np.uint64) >> np.uint64(rng.integers(64))
     words[rng.integers(len(words))] = rng.integers(0, 20)
     if trial % 2:  # sizes that add up, so that what lies behind the first check is reached
-        packed = ((rows * width + 63) // 64 + 1) * 8
+        packed = ((rows + 7) // 8 * width + 63) // 64 * 64 if lanes else ((rows * width + 63) // 64 + 1) * 8
         count = int(rng.integers(1, 5))
         need = {0: 0, 1: 8, 2: 16 + packed, 4: packed, 5: 8 + 8 * count + packed}.get(codec, length)
         if codec == 3:
@@ -290,8 +322,9 @@ for trial in range(20_000):
     out = np.zeros(last - first, np.int64)
     table = np.arange(rng.integers(1, 40), dtype=np.uint64)
     found = decode(
-        middle, one(page - length), one(length), one(codec, np.uint8), one(width, np.uint8), one(rows), one(first),
-        one(last), one(0), table, one(0), one(len(table)), out,
+        Buffers([middle]), one(0), one(page - length), one(length), one(codec, np.uint8),
+        one(width | 0x80 * lanes, np.uint8), one(rows), one(first), one(last), one(0), table, one(0), one(len(table)),
+        out,
     )
     accepted += int(found == -1)
 print(accepted)

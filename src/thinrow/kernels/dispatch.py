@@ -24,6 +24,8 @@ from thinrow.core.errors import InputError
 KERNELS: dict[str, str] = {
     "crc32c": "crc",
     "crc32c_many": "crc",
+    "check_crcs": "crc",
+    "open_chunks": "crc",
     "copy_ranges": "blocks",
     "decode_fixed": "blocks",
     "plan_blocks": "encode",

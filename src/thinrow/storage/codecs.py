@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.buffers import Buffers
 from thinrow.core.errors import InputError
 from thinrow.core.ragged import offsets_of
 from thinrow.kernels import kernel
@@ -180,56 +181,67 @@ def interleave(streams: Sequence[EncodedStream]) -> tuple[U8, I64, U32]:
     return region, chunk_offsets, header_crc
 
 
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """The headers of n chunks of at most S streams.
+
+    Attributes:
+        codec, width: (n, S) uint8 of each block.
+        block, length: (n, S) int64 where each block lies in its chunk's buffer, and its bytes.
+        crc: (n, S) uint32 of each block.
+    """
+
+    codec: U8
+    width: U8
+    block: I64
+    length: I64
+    crc: U32
+
+
+_WRONG = (
+    "",
+    "a chunk shorter than its header or not in the bytes read",
+    "the header's CRC does not match",
+    "a block length that is no multiple of 8",
+    "block lengths that do not add up to the chunk's",
+)
+
+
 def parse_headers(
-    buffer: U8, chunk_off: I64, chunk_len: I64, n_streams: int, header_crc: npt.NDArray[Any]
-) -> tuple[npt.NDArray[Any], I64]:
-    """The headers of chunks that lie in ``buffer``.
+    buffers: Buffers, source: I64, chunk_off: I64, chunk_len: I64, n_streams: I64, header_crc: U32
+) -> Headers:
+    """The headers of chunks that lie in ``buffers``.
 
     Args:
-        buffer: uint8.
-        chunk_off: (n,) int64 position of each chunk in ``buffer``.
+        source: (n,) int64 buffer of each chunk.
+        chunk_off: (n,) int64 position of each chunk in its buffer.
         chunk_len: (n,) int64 bytes of each chunk, as the stripe record says.
-        n_streams: streams of the group.
+        n_streams: (n,) int64 streams of each chunk.
         header_crc: (n,) uint32, as the stripe record says.
 
-    Returns:
-        entries (n, n_streams) of ``ENTRY_DTYPE`` and (n, n_streams) int64 positions of the blocks in ``buffer``.
-
     Raises:
-        BadBlock: a chunk outside the buffer, a wrong header CRC, an unknown codec, or lengths that do not add up.
+        BadBlock: a chunk outside its buffer, a wrong header CRC, an unknown codec, or lengths that do not add up.
     """
-    n, head = len(chunk_off), header_bytes(n_streams)
-    outside = (chunk_off < 0) | (chunk_len < head) | (chunk_off > len(buffer)) | (chunk_len > len(buffer) - chunk_off)
-    _refuse(outside, "a chunk shorter than its header or not in the bytes read")
-    bad = check_crcs(buffer, chunk_off, np.full(n, head, np.int64), header_crc)
+    bad, why, *found = kernel("open_chunks")(buffers, source, chunk_off, chunk_len, n_streams, header_crc)
     if bad >= 0:
-        raise BadBlock(bad, -1, "the header's CRC does not match")
-    used = n_streams * ENTRY_DTYPE.itemsize
-    headers = buffer[chunk_off[:, None] + np.arange(used)]
-    entries = headers.view(ENTRY_DTYPE).reshape(n, n_streams)
-    for k in range(n_streams):
-        unknown = entries["codec"][:, k] > LAST_CODEC
-        if unknown.any():
-            i = int(unknown.argmax())
-            raise BadBlock(i, k, f"unknown codec {entries['codec'][i, k]}; codecs 0 to {LAST_CODEC} are known")
-    offsets = np.empty((n, n_streams + 1), np.int64)
-    offsets[:, 0] = chunk_off + head
-    np.cumsum(entries["length"], axis=1, dtype=np.int64, out=offsets[:, 1:])
-    offsets[:, 1:] += offsets[:, :1]
-    _refuse((entries["length"] % 8 != 0).any(axis=1), "a block length that is no multiple of 8")
-    _refuse(offsets[:, -1] != chunk_off + chunk_len, "block lengths that do not add up to the chunk's")
-    return entries, offsets[:, :-1]
+        raise BadBlock(bad, -1, _WRONG[why])
+    headers = Headers(*found)
+    if headers.codec.max(initial=0) > LAST_CODEC:
+        i, k = (int(v) for v in np.argwhere(headers.codec > LAST_CODEC)[0])
+        raise BadBlock(i, k, f"unknown codec {headers.codec[i, k]}; codecs 0 to {LAST_CODEC} are known")
+    return headers
 
 
-def check_crcs(buffer: U8, off: I64, length: I64, crc: npt.NDArray[Any]) -> int:
+def check_crcs(buffer: U8, off: I64, length: I64, crc: U32) -> int:
     """Index of the first range of ``buffer`` whose CRC is not ``crc[i]`` (or that is not in it); -1 where all match."""
-    found = kernel("crc32c_many")(buffer, off, length)
-    wrong = (found != crc) | (off < 0) | (length < 0) | (off > len(buffer) - length)
-    return int(wrong.argmax()) if wrong.any() else -1
+    found: int = kernel("check_crcs")(Buffers([buffer]), np.zeros(len(off), np.int64), off, length, crc)
+    return found
 
 
-def decode_bytes(buffer: U8, block_off: I64, length: I64, n_rows: I64, row_from: I64, row_to: I64) -> tuple[I64, U8]:
-    """Rows [row_from, row_to) of codec 7 blocks, run after run (all arguments but ``buffer`` are (n,) int64).
+def decode_bytes(
+    buffers: Buffers, source: I64, block_off: I64, length: I64, n_rows: I64, row_from: I64, row_to: I64
+) -> tuple[I64, U8]:
+    """Rows [row_from, row_to) of codec 7 blocks, run after run (all arguments but ``buffers`` are (n,) int64).
 
     Returns:
         (rows + 1,) int64 offsets and the uint8 data that they cut.
@@ -239,14 +251,15 @@ def decode_bytes(buffer: U8, block_off: I64, length: I64, n_rows: I64, row_from:
     """
     lengths: list[npt.NDArray[np.int64]] = []
     parts: list[U8] = []
-    runs = zip(*(a.tolist() for a in (block_off, length, n_rows, row_from, row_to)), strict=True)
+    runs = zip(*(a.tolist() for a in (source, block_off, length, n_rows, row_from, row_to)), strict=True)
     at, opened = None, (np.zeros(1, np.int64), np.empty(0, np.uint8))
-    for i, (block, size, rows, first, last) in enumerate(runs):
+    for i, (where, block, size, rows, first, last) in enumerate(runs):
+        buffer = buffers.arrays[where]
         if not 0 <= first <= last <= rows or not 0 <= block <= len(buffer) - size or size < 16:
             raise BadBlock(i, -1, f"rows {first} to {last} of {rows} in a block of {size} bytes")
         # Users of one stripe follow each other: a block that many share is opened once.
-        if at != (block, size, rows):
-            at, opened = (block, size, rows), _open_bytes(buffer[block : block + size], rows, i)
+        if at != (where, block, size, rows):
+            at, opened = (where, block, size, rows), _open_bytes(buffer[block : block + size], rows, i)
         bounds, data = opened
         lengths.append(np.diff(bounds[first : last + 1]))
         parts.append(data[int(bounds[first]) : int(bounds[last])])
@@ -273,8 +286,3 @@ def _open_bytes(block: U8, rows: int, run: int) -> tuple[I64, U8]:
     if len(raw) != raw_bytes or int(bounds[-1]) != raw_bytes - 4 * rows:
         raise BadBlock(run, -1, "value lengths that do not add up to the data")
     return bounds, raw[4 * rows :]
-
-
-def _refuse(wrong: npt.NDArray[np.bool_], what: str) -> None:
-    if wrong.any():
-        raise BadBlock(int(wrong.argmax()), -1, what)

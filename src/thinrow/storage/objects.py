@@ -93,6 +93,13 @@ class ObjectStore(Protocol):
         After an exception nothing is left of it. Raises StoreError where the medium refuses (full, read-only).
         """
 
+    def mapped(self, names: Sequence[str]) -> tuple[U8, ...] | None:
+        """The whole objects as read-only arrays, where that costs no copy; None where ranges must be read instead.
+
+        Raises:
+            ObjectNotFound: no such object.
+        """
+
     def read_into(
         self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int | None = None
     ) -> None:
@@ -205,6 +212,9 @@ class MemoryObjects:
         writer = _Memory()
         yield writer
         self.put(name, bytes(writer.parts))
+
+    def mapped(self, names: Sequence[str]) -> tuple[U8, ...] | None:
+        return tuple(np.frombuffer(self.get(name), np.uint8) for name in names)
 
     def read_into(
         self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int | None = None
@@ -342,6 +352,18 @@ class LocalObjects:
                 os.fsync(writer.descriptor)
                 os.replace(temporary, path)
         sync_directory(path.parent)
+
+    def mapped(self, names: Sequence[str]) -> tuple[U8, ...] | None:
+        found = []
+        for name in names:
+            try:
+                data = self._files.mapped(self._path(name))
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                raise missing(name) from None
+            if data is None:
+                return None
+            found.append(data)
+        return tuple(found)
 
     def read_into(
         self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int | None = None

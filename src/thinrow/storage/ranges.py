@@ -66,6 +66,13 @@ class RangeReader:
         finally:
             os.close(descriptor)
 
+    def mapped(self, path: Path) -> U8 | None:
+        """The whole file; None where it cannot be mapped. Raises as ``read_into``."""
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise IsADirectoryError(path)
+        return self._mapped(path, status)
+
     def forget(self, path: Path) -> None:
         """Let go of a file that is to be deleted, so that its space can be freed."""
         with self._lock:

@@ -47,9 +47,19 @@ def fold(value: bytes) -> int:
 
 
 def unpack(data: bytes, n: int, width: int) -> list[int]:
+    if width & 128:
+        return unpack_lanes(data, n, width - 128)
     bits = int.from_bytes(data, "little")
     assert len(data) == (8 * -(-n * width // 64) + 8 if n * width else 8) or width == 0
     return [bits >> i * width & (1 << width) - 1 for i in range(n)]
+
+
+def unpack_lanes(data: bytes, n: int, width: int) -> list[int]:
+    words = len(data) // 64
+    assert len(data) == 64 * words
+    assert words == ((n + 7) // 8 * width + 63) // 64
+    lanes = [sum(u64s(data, 8 * (8 * k + lane), 1)[0] << 64 * k for k in range(words)) for lane in range(8)]
+    return [lanes[i % 8] >> (i // 8) * width & (1 << width) - 1 for i in range(n)]
 
 
 def u64s(data: bytes, at: int, n: int) -> list[int]:

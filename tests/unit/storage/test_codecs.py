@@ -8,12 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from thinrow.core.buffers import Buffers
 from thinrow.core.errors import InputError
-from thinrow.kernels import kernel
+from thinrow.kernels import BACKENDS, kernel, use
 from thinrow.storage.codecs import (
     ENTRY_DTYPE,
     BadBlock,
     EncodedStream,
+    Headers,
     check_crcs,
     decode_bytes,
     encode_bytes,
@@ -46,9 +48,9 @@ def test_each_block_is_what_the_document_says() -> None:
     bits = sum([0, 3, 1][i % 3] << (2 * i) for i in range(60))
     assert packed.payload.tobytes() == u64(100, 5) + bits.to_bytes(16, "little") + u64(0)
     pieces = one_stripe(words(*range(10**9, 10**9 + 60 * 7, 7), *range(0, 60 * 7, 7)), 8, (0, 60))
-    assert (pieces.codec[0], pieces.width[0]) == (3, 0)
+    assert (pieces.codec[0], pieces.width[0]) == (3, 0x80)
     places = np.array([0, 60], "<u4").tobytes()
-    assert pieces.payload.tobytes() == u64(7, 1, 2) + places + u64(10**9, 0) + u64(0)
+    assert pieces.payload.tobytes() == u64(7, 1, 2) + places + u64(10**9, 0)
     local = one_stripe(words(*[2**60, -1, 12345] * 20), 8)
     assert (local.codec[0], local.width[0]) == (5, 2)
     bits = sum([1, 2, 0][i % 3] << (2 * i) for i in range(60))
@@ -62,9 +64,9 @@ def test_segment_dictionary_codes() -> None:
     table = np.random.default_rng(0).integers(0, 2**63, 900)
     codes = np.arange(900) % 900
     stream = encode_fixed(table[codes].view(np.uint64), np.array([0, 900]), np.array([0]), 8, (codes, 900))
-    assert (stream.codec[0], stream.width[0]) == (4, 10)
-    bits = sum(int(c) << (10 * i) for i, c in enumerate(codes))
-    assert stream.payload.tobytes() == bits.to_bytes(8 * (141 + 1), "little")
+    assert (stream.codec[0], stream.width[0]) == (4, 0x80 | 10)
+    lanes = [sum(int(c) << (10 * i) for i, c in enumerate(codes[k::8])).to_bytes(8 * 18, "little") for k in range(8)]
+    assert stream.payload.tobytes() == np.stack([np.frombuffer(lane, "<u8") for lane in lanes], axis=1).tobytes()
 
 
 def test_input_is_checked() -> None:
@@ -97,21 +99,26 @@ def region() -> tuple[Array, Array, Array, list[EncodedStream]]:
     return data, chunks, header_crc, streams
 
 
+def parsed(data: Array, offsets: Array, lengths: Array, header_crc: Array) -> Headers:
+    n = len(offsets)
+    return parse_headers(Buffers([data]), np.zeros(n, np.int64), offsets, lengths, np.full(n, 4), header_crc)
+
+
 def test_a_region_holds_header_and_blocks_of_each_stripe() -> None:
     data, chunks, header_crc, streams = region()
     assert header_bytes(4) == 48
     assert header_bytes(1) == 16
     assert chunks[-1] == len(data)
-    entries, blocks = parse_headers(data, chunks[:-1], np.diff(chunks), 4, header_crc)
-    assert entries.dtype == ENTRY_DTYPE
+    headers = parsed(data, chunks[:-1], np.diff(chunks), header_crc)
     assert ENTRY_DTYPE.itemsize == 12
     for k, stream in enumerate(streams):
-        np.testing.assert_array_equal(entries["codec"][:, k], stream.codec)
+        np.testing.assert_array_equal(headers.codec[:, k], stream.codec)
+        np.testing.assert_array_equal(headers.width[:, k], stream.width)
         for s in range(3):
-            at, size = int(blocks[s, k]), int(entries["length"][s, k])
+            at, size = int(headers.block[s, k]), int(headers.length[s, k])
             assert at % 8 == size % 8 == 0
             assert data[at : at + size].tobytes() == stream.payload[stream.offsets[s] : stream.offsets[s + 1]].tobytes()
-        assert check_crcs(data, blocks[:, k], entries["length"][:, k].astype(np.int64), entries["crc"][:, k]) == -1
+        assert check_crcs(data, headers.block[:, k], headers.length[:, k], headers.crc[:, k]) == -1
 
 
 def test_the_docstring_of_codecs() -> None:
@@ -127,9 +134,27 @@ def test_chunks_may_lie_anywhere_in_the_buffer() -> None:
     places = np.array([int(chunks[3] - chunks[1]) + 16, int(chunks[3] - chunks[2]) + 8, 0])
     for k in range(3):
         scattered[places[k] : places[k] + chunks[k + 1] - chunks[k]] = data[chunks[k] : chunks[k + 1]]
-    entries, blocks = parse_headers(scattered, places, np.diff(chunks), 4, header_crc)
-    np.testing.assert_array_equal(blocks[:, 0], places + 48)
-    np.testing.assert_array_equal(entries, parse_headers(data, chunks[:-1], np.diff(chunks), 4, header_crc)[0])
+    found = parsed(scattered, places, np.diff(chunks), header_crc)
+    np.testing.assert_array_equal(found.block[:, 0], places + 48)
+    np.testing.assert_array_equal(found.crc, parsed(data, chunks[:-1], np.diff(chunks), header_crc).crc)
+
+
+def test_chunks_of_several_buffers_and_widths() -> None:
+    data, chunks, header_crc, _ = region()
+    one = encode_fixed(words(5, 6, 7), np.array([0, 3]), np.array([0]), 8)
+    other, _, other_crc = interleave([one])
+    for name in BACKENDS:
+        with use(name):
+            headers = parse_headers(
+                Buffers([other, data]),
+                np.array([1, 0]),
+                np.array([chunks[1], 0]),
+                np.array([chunks[2] - chunks[1], len(other)]),
+                np.array([4, 1]),
+                np.array([header_crc[1], other_crc[0]]),
+            )
+        assert headers.block[:, 0].tolist() == [chunks[1] + 48, 16]
+        assert headers.length[1].tolist() == [len(other) - 16, 0, 0, 0]
 
 
 def test_every_flipped_byte_of_a_region_is_noticed() -> None:
@@ -138,12 +163,11 @@ def test_every_flipped_byte_of_a_region_is_noticed() -> None:
         data = good.copy()
         data[at] ^= 0x40
         try:
-            entries, blocks = parse_headers(data, chunks[:-1], np.diff(chunks), 4, header_crc)
+            headers = parsed(data, chunks[:-1], np.diff(chunks), header_crc)
         except BadBlock as e:
             found = e.index
         else:
-            length = entries["length"].astype(np.int64)
-            found = check_crcs(data, blocks.ravel(), length.ravel(), entries["crc"].ravel()) // 4
+            found = check_crcs(data, headers.block.ravel(), headers.length.ravel(), headers.crc.ravel()) // 4
         assert found == np.searchsorted(chunks, at, side="right") - 1
 
 
@@ -169,7 +193,7 @@ def test_headers_that_lie(stream: int, field: str, value: int, what: str) -> Non
     entry[field] = value
     seal(data, chunks, header_crc, 4)
     with pytest.raises(BadBlock, match=what) as caught:
-        parse_headers(data, chunks[:-1], np.diff(chunks), 4, header_crc)
+        parsed(data, chunks[:-1], np.diff(chunks), header_crc)
     assert caught.value.index == 1
     assert caught.value.stream == (stream if field == "codec" else -1)
 
@@ -180,7 +204,7 @@ def test_chunks_outside_the_buffer(offset: int, length: int) -> None:
     offsets, lengths = chunks[:-1].copy(), np.diff(chunks)
     offsets[2], lengths[2] = offset, length
     with pytest.raises(BadBlock, match="not in the bytes read") as caught:
-        parse_headers(data, offsets, lengths, 4, header_crc)
+        parsed(data, offsets, lengths, header_crc)
     assert caught.value.index == 2
 
 
@@ -197,8 +221,8 @@ def texts_block() -> EncodedStream:
 
 
 def read_texts(block: Array, rows: int = 40, first: int = 0, last: int = 40) -> tuple[Array, Array]:
-    one = [np.array([v]) for v in (0, len(block), rows, first, last)]
-    return decode_bytes(block, *one)
+    one = [np.array([v]) for v in (0, 0, len(block), rows, first, last)]
+    return decode_bytes(Buffers([block]), *one)
 
 
 def test_a_bytes_block_is_what_the_document_says() -> None:
@@ -216,7 +240,7 @@ def test_a_bytes_block_is_what_the_document_says() -> None:
 
 def test_no_runs_of_bytes() -> None:
     none = np.empty(0, np.int64)
-    offsets, data = decode_bytes(np.empty(0, np.uint8), none, none, none, none, none)
+    offsets, data = decode_bytes(Buffers([]), none, none, none, none, none, none)
     assert (offsets.tolist(), len(data)) == ([0], 0)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from thinrow.core.buffers import Buffers
 from thinrow.core.errors import CorruptionError
 from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.core.users import Users, bucket_of, plain
@@ -26,7 +27,7 @@ from thinrow.history.archive.layout import PIECE_DTYPE, StoredColumn
 from thinrow.jagged import HIDE_DTYPE, Column
 from thinrow.jagged.column import unite_dictionaries
 from thinrow.kernels import kernel
-from thinrow.storage.codecs import ZSTD_BYTES, BadBlock, check_crcs, decode_bytes, parse_headers
+from thinrow.storage.codecs import ZSTD_BYTES, BadBlock, Headers, decode_bytes, parse_headers
 from thinrow.storage.meter import Meter
 
 if TYPE_CHECKING:
@@ -218,13 +219,21 @@ def with_hides(pieces: Pieces, hides: npt.NDArray[np.void], hide_off: Ints) -> P
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """Fetched chunks of one feature group: ``of_run`` names each run's chunk, -1 where its segment lacks the group."""
+    """Chunks of one feature group, where they lie.
 
-    buffer: npt.NDArray[np.uint8]
+    Attributes:
+        buffers: mapped segments, or one buffer with what was fetched.
+        of_run: chunk of each run, -1 where its segment lacks the group.
+        source: (C,) buffer of each chunk.
+        rows: (C,) rows of each chunk's stripe.
+        headers: of the chunks.
+    """
+
+    buffers: Buffers
     of_run: Ints
+    source: Ints
     rows: Ints
-    entries: list[npt.NDArray[np.void]]
-    blocks: list[Ints]
+    headers: Headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +308,7 @@ class RowReader:
     def _codec(self, group: str, runs: Ints, stream: Ints) -> npt.NDArray[np.uint8]:
         """Codec of the block of each run in one stream (``stream``: by segment number)."""
         chunks = self._fetch(group)
-        codec: npt.NDArray[np.uint8] = self._entries(chunks, chunks.of_run[runs], stream[self.segment[runs]])[0][
-            "codec"
-        ]
+        codec: npt.NDArray[np.uint8] = chunks.headers.codec[chunks.of_run[runs], stream[self.segment[runs]]]
         return codec
 
     def _unite_codes(self, runs: Ints, spec: StoredColumn, codes: npt.NDArray[Any], lookup: ColumnDictionary) -> None:
@@ -340,13 +347,13 @@ class RowReader:
     def _zstd_runs(self, runs: Ints, group: str, stream: int, spec: StoredColumn) -> pa.Array:
         chunks = self._fetch(group)
         of_run = chunks.of_run[runs]
-        entry, block = self._entries(chunks, of_run, np.full(len(runs), stream))
-        self._check(chunks, runs, of_run, entry, block, spec)
+        self._check(chunks, runs, np.full(len(runs), stream), spec)
         try:
             offsets, data = decode_bytes(
-                chunks.buffer,
-                block,
-                entry["length"].astype(np.int64),
+                chunks.buffers,
+                chunks.source[of_run],
+                chunks.headers.block[of_run, stream],
+                chunks.headers.length[of_run, stream],
                 chunks.rows[of_run],
                 self.row_from[runs],
                 self.row_to[runs],
@@ -359,15 +366,23 @@ class RowReader:
         )
         return raw.cast(pa.binary())
 
-    def _check(
-        self, chunks: _Chunks, runs: Ints, of_run: Ints, entry: npt.NDArray[np.void], block: Ints, spec: StoredColumn
-    ) -> None:
-        """CRC of every block that the runs lie in, each once."""
-        unique = np.unique(of_run, return_index=True)[1]
-        length = entry["length"][unique].astype(np.int64)
-        bad = check_crcs(chunks.buffer, block[unique], length, np.ascontiguousarray(entry["crc"][unique]))
+    def _check(self, chunks: _Chunks, runs: Ints, stream: Ints, spec: StoredColumn) -> None:
+        """CRC of every block that the runs lie in, each once; ``stream`` is that of each run."""
+        of_run = chunks.of_run[runs]
+        # Runs of one stripe follow each other.
+        fresh = np.ones(len(runs), np.bool_)
+        fresh[1:] = of_run[1:] != of_run[:-1]
+        chunk, k = of_run[fresh], stream[fresh]
+        headers = chunks.headers
+        bad = kernel("check_crcs")(
+            chunks.buffers,
+            chunks.source[chunk],
+            headers.block[chunk, k],
+            headers.length[chunk, k],
+            headers.crc[chunk, k],
+        )
         if bad >= 0:
-            raise self._corrupt(int(runs[unique[bad]]), spec.name, "the block's CRC does not match")
+            raise self._corrupt(int(runs[fresh][bad]), spec.name, "the block's CRC does not match")
 
     def _decode(
         self,
@@ -383,18 +398,19 @@ class RowReader:
             return
         chunks = self._fetch(group)
         since = time.perf_counter()
-        of_run = chunks.of_run[runs]
-        entry, block = self._entries(chunks, of_run, stream[self.segment[runs]])
-        self._check(chunks, runs, of_run, entry, block, spec)
-        since = self.stats.clock("crc", since)
         seg = self.segment[runs]
+        of_run, k = chunks.of_run[runs], stream[seg]
+        self._check(chunks, runs, k, spec)
+        since = self.stats.clock("crc", since)
         none = np.zeros(len(runs), np.int64)
+        headers = chunks.headers
         bad = kernel("decode_fixed")(
-            chunks.buffer,
-            block,
-            entry["length"].astype(np.int64),
-            np.ascontiguousarray(entry["codec"]),
-            np.ascontiguousarray(entry["width"]),
+            chunks.buffers,
+            chunks.source[of_run],
+            headers.block[of_run, k],
+            headers.length[of_run, k],
+            headers.codec[of_run, k],
+            headers.width[of_run, k],
             chunks.rows[of_run],
             self.row_from[runs],
             self.row_to[runs],
@@ -407,19 +423,6 @@ class RowReader:
         if bad >= 0:
             raise self._corrupt(int(runs[bad]), spec.name, "the block does not decode")
         self.stats.clock("decode", since)
-
-    def _entries(self, chunks: _Chunks, of_run: Ints, stream: Ints) -> tuple[npt.NDArray[np.void], Ints]:
-        if len(chunks.entries) == 1:
-            return chunks.entries[0][of_run, stream], chunks.blocks[0][of_run, stream]
-        entry = np.empty(len(of_run), chunks.entries[0].dtype)
-        block = np.empty(len(of_run), np.int64)
-        widths = np.array([e.shape[1] for e in chunks.entries])
-        starts = np.cumsum([0, *(len(e) for e in chunks.entries)])
-        for k in range(len(widths)):
-            hit = np.flatnonzero((of_run >= starts[k]) & (of_run < starts[k + 1]))
-            entry[hit] = chunks.entries[k][of_run[hit] - starts[k], stream[hit]]
-            block[hit] = chunks.blocks[k][of_run[hit] - starts[k], stream[hit]]
-        return entry, block
 
     def _fetch(self, group: str) -> _Chunks:
         if group not in self._chunks:
@@ -450,46 +453,37 @@ class RowReader:
         return self._needed
 
     def _fetch_now(self, group: str) -> _Chunks:
-        """Read the chunks of all runs into one buffer, by stream layout and segment, and check their headers."""
+        """Find or read the chunks of all runs, and check their headers."""
         since = time.perf_counter()
         of_run = np.full(len(self.piece), -1, np.int64)
         needed = [n for n in self._stripes_needed() if group in n.segment.groups]
-        needed.sort(key=lambda n: (n.segment.n_streams(group), n.number))
-        chunk = [n.records["chunks"][:, n.segment.groups.index(group)] for n in needed]
-        length = np.concatenate([np.empty(0, np.int64), *(c["length"] for c in chunk)]).astype(np.int64)
-        ends = np.cumsum(length)
-        buffer = np.empty(int(length.sum()) // 8 + 1, np.uint64).view(np.uint8)[: int(length.sum())]
         first = 0
-        for n, c in zip(needed, chunk, strict=True):
+        for n in needed:
             of_run[n.runs] = first + n.inverse
-            first += len(c)
-        which = np.repeat(np.arange(len(needed)), [len(c) for c in chunk])
-        offset = np.concatenate([np.empty(0, np.int64), *(c["offset"] for c in chunk)]).astype(np.int64)
-        names = [n.segment.name for n in needed]
-        self.generation.objects.read_many(names, which, offset, length, buffer, ends - length)
-        self.stats.bytes_read += len(buffer)
+            first += len(n.stripes)
+        chunk = np.concatenate([n.records["chunks"][:, n.segment.groups.index(group)] for n in needed])
         rows = np.concatenate([n.records["n_rows"] for n in needed]).astype(np.int64)
-        fetched = _Chunks(buffer, of_run, rows, [], [])
-        n_streams = np.repeat([n.segment.n_streams(group) for n in needed], [len(c) for c in chunk])
-        crc = np.concatenate([c["header_crc"] for c in chunk])
-        self._parse(group, fetched, n_streams, length, crc)
+        which = np.repeat(np.arange(len(needed)), [len(n.stripes) for n in needed])
+        offset, length = chunk["offset"].astype(np.int64), chunk["length"].astype(np.int64)
+        self.stats.bytes_read += int(length.sum())
+        names = [n.segment.name for n in needed]
+        mapped = self.generation.objects.mapped(names)
+        if mapped is None:
+            ends = np.cumsum(length)
+            buffer = np.empty(int(length.sum()) // 8 + 1, np.uint64).view(np.uint8)[: int(length.sum())]
+            self.generation.objects.read_many(names, which, offset, length, buffer, ends - length)
+            mapped, which, offset = (buffer,), np.zeros(len(which), np.int64), ends - length
+        buffers = Buffers(mapped)
+        n_streams = np.array([n.segment.n_streams(group) for n in needed])
+        widths = np.repeat(n_streams, [len(n.stripes) for n in needed])
+        try:
+            headers = parse_headers(buffers, which, offset, length, widths, np.ascontiguousarray(chunk["header_crc"]))
+        except BadBlock as e:
+            run = int(np.flatnonzero(of_run == e.index)[0])
+            columns = self.generation.segment(int(self.segment[run])).stream_names(group)
+            raise self._corrupt(run, columns[e.stream] if e.stream >= 0 else f"group {group}", e.what) from e
         self.stats.clock("fetch", since)
-        return fetched
-
-    def _parse(self, group: str, chunks: _Chunks, n_streams: Ints, length: Ints, crc: npt.NDArray[np.uint32]) -> None:
-        ends = np.cumsum(length)
-        for n in np.unique(n_streams):
-            part = np.flatnonzero(n_streams == n)
-            try:
-                entries, blocks = parse_headers(
-                    chunks.buffer, ends[part] - length[part], length[part], int(n), crc[part]
-                )
-            except BadBlock as e:
-                run = int(np.flatnonzero(chunks.of_run == part[e.index])[0])
-                names = self.generation.segment(int(self.segment[run])).stream_names(group)
-                raise self._corrupt(run, names[e.stream] if e.stream >= 0 else f"group {group}", e.what) from e
-            chunks.entries.append(entries)
-            chunks.blocks.append(blocks)
+        return _Chunks(buffers, of_run, which, rows, headers)
 
     def naming(self, run: int) -> AbstractContextManager[None]:
         """Damage found meanwhile hits at least the user of ``run``."""

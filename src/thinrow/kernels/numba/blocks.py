@@ -1,8 +1,9 @@
 """Decoding of fixed-width blocks (codecs 0 to 6 of docs/format/archive-v2.md), many runs in one call.
 
 Worked example: block ``base 100, scale 5, width 2, q = [0, 3, 1]`` holds 100, 115, 105; the run that asks for its rows
-[1, 3) gets 115, 105. Values are unpacked 512 at a time into a scratch array that stays in the nearest cache, and one
-simple loop a codec turns them into the output, so codecs and bounds are checked once a run.
+[1, 3) gets 115, 105. Blocks are read where they lie, in mapped files or buffers. Values that lie in lanes are unpacked
+eight at a time in vector registers, straight into the output where nothing but a sum is left to do; others go through a
+scratch array that stays in the nearest cache, and one simple loop a codec turns them into the output.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import types
+from numba.np.numpy_support import carray
 
-from thinrow.kernels.numba.jit import intrinsic, njit
+from thinrow.core.buffers import Buffers
+from thinrow.kernels.numba.intrinsics import load64, pointer, store8, store16, store32, store64
+from thinrow.kernels.numba.jit import njit
 
 Array = npt.NDArray[Any]
 
@@ -23,19 +25,8 @@ MAX_ROWS = 1 << 31
 ZERO, CONSTANT, PACKED, DELTA, DICTIONARY, LOCAL, RAW = 0, 1, 2, 3, 4, 5, 6
 #: Widest value that one unaligned 8-byte load always holds: 57 bits and a shift of up to 7.
 MAX_ONE_LOAD = 57
-
-
-@intrinsic
-def _load64(typingctx: Any, data: Any, offset: Any) -> Any:
-    """The 8 bytes ``data[offset:offset + 8]`` as one uint64, at any alignment."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        base = context.make_array(signature.args[0])(context, builder, args[0]).data
-        word = builder.load(builder.bitcast(builder.gep(base, [args[1]]), ir.IntType(64).as_pointer()))
-        word.align = 1
-        return word
-
-    return types.uint64(data, types.intp), emit
+#: Flag of a block's width: its packed values lie in lanes.
+LANES = 0x80
 
 
 @njit
@@ -46,13 +37,62 @@ def _copy(src: Array, dst: Array) -> None:
 
 
 @njit
-def _packed_bytes(n: int, width: int) -> int:
+def _packed_bytes(n: int, width: int, lanes: bool) -> int:
+    if lanes:
+        return ((n + 7) // 8 * width + 63) // 64 * 64
     return ((n * width + 63) // 64 + 1) * 8
 
 
 @njit
-def _unpack(buffer: Array, words: Array, block: int, width: int, first: int, n: int, out: Array) -> None:
-    """Packed values ``[first, first + n)`` of the bit string at byte ``block`` into ``out[:n]`` (uint64)."""
+def _add_lanes(
+    words: Array, packed: int, width: int, base: Any, group: int, last: int, out: Array, at: int, itemsize: int
+) -> None:
+    """``base`` + packed value of the groups of eight [group, last), as items from byte ``at`` of ``out`` (uint8) on.
+
+    ``packed`` is the word where the lanes begin; width is 1 or more.
+    """
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+    end = len(words) - 8
+    bit = group * width
+    step = 8 * itemsize
+    if itemsize == 8:
+        for _ in range(group, last):
+            row = packed + (bit >> 6) * 8
+            store64(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, out, at)
+            bit, at = bit + width, at + step
+    elif itemsize == 4:
+        for _ in range(group, last):
+            row = packed + (bit >> 6) * 8
+            store32(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, out, at)
+            bit, at = bit + width, at + step
+    elif itemsize == 2:
+        for _ in range(group, last):
+            row = packed + (bit >> 6) * 8
+            store16(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, out, at)
+            bit, at = bit + width, at + step
+    else:
+        for _ in range(group, last):
+            row = packed + (bit >> 6) * 8
+            store8(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, out, at)
+            bit, at = bit + width, at + step
+
+
+@njit
+def _unpack(buffer: Array, words: Array, packed: int, width: int, lanes: bool, first: int, n: int, out: Array) -> Array:
+    """Packed values ``[first, first + n)``, which begin at word ``packed`` of the block, as (n,) uint64 within ``out``.
+
+    ``buffer`` and ``words`` are the block; ``out`` has room for 8 values more than n.
+    """
+    if lanes and width > 0:
+        _add_lanes(words, packed, width, np.uint64(0), first >> 3, (first + n + 7) >> 3, out.view(np.uint8), 0, 8)
+        return out[first & 7 : (first & 7) + n]
+    _unpack_string(buffer, words, packed, width, first, n, out)
+    return out[:n]
+
+
+@njit
+def _unpack_string(buffer: Array, words: Array, packed: int, width: int, first: int, n: int, out: Array) -> None:
+    """As ``_unpack``, of values one after another in a bit string."""
     if width == 0:
         out[:n] = 0
         return
@@ -60,14 +100,14 @@ def _unpack(buffer: Array, words: Array, block: int, width: int, first: int, n: 
     bit = first * width
     if width > MAX_ONE_LOAD:
         for i in range(n):
-            at = block // 8 + (bit >> 6)
+            at = packed + (bit >> 6)
             shift = np.uint64(bit & 63)
             # Two shifts, because a shift by 64 is undefined.
             high = (words[at + 1] << np.uint64(1)) << (np.uint64(63) - shift)
             out[i] = ((words[at] >> shift) | high) & mask
             bit += width
         return
-    at = block + (bit >> 3)
+    at = packed * 8 + (bit >> 3)
     b0 = bit & 7
     whole = n - n % 8
     # Eight values take `width` bytes, so their byte offsets and shifts repeat: they leave the loop.
@@ -77,44 +117,44 @@ def _unpack(buffer: Array, words: Array, block: int, width: int, first: int, n: 
     s0, s1, s2, s3 = np.uint64(b0), np.uint64(b1 & 7), np.uint64(b2 & 7), np.uint64(b3 & 7)
     s4, s5, s6, s7 = np.uint64(b4 & 7), np.uint64(b5 & 7), np.uint64(b6 & 7), np.uint64(b7 & 7)
     for i in range(0, whole, 8):
-        out[i] = (_load64(buffer, at) >> s0) & mask
-        out[i + 1] = (_load64(buffer, at + o1) >> s1) & mask
-        out[i + 2] = (_load64(buffer, at + o2) >> s2) & mask
-        out[i + 3] = (_load64(buffer, at + o3) >> s3) & mask
-        out[i + 4] = (_load64(buffer, at + o4) >> s4) & mask
-        out[i + 5] = (_load64(buffer, at + o5) >> s5) & mask
-        out[i + 6] = (_load64(buffer, at + o6) >> s6) & mask
-        out[i + 7] = (_load64(buffer, at + o7) >> s7) & mask
+        out[i] = (load64(buffer, at) >> s0) & mask
+        out[i + 1] = (load64(buffer, at + o1) >> s1) & mask
+        out[i + 2] = (load64(buffer, at + o2) >> s2) & mask
+        out[i + 3] = (load64(buffer, at + o3) >> s3) & mask
+        out[i + 4] = (load64(buffer, at + o4) >> s4) & mask
+        out[i + 5] = (load64(buffer, at + o5) >> s5) & mask
+        out[i + 6] = (load64(buffer, at + o6) >> s6) & mask
+        out[i + 7] = (load64(buffer, at + o7) >> s7) & mask
         at += width
     for i in range(whole, n):
-        out[i] = (_load64(buffer, at + (b0 >> 3)) >> np.uint64(b0 & 7)) & mask
+        out[i] = (load64(buffer, at + (b0 >> 3)) >> np.uint64(b0 & 7)) & mask
         b0 += width
 
 
 @njit
-def _restart_row(words: Array, rows: int, k: int) -> Any:
-    """Entry k of the uint32 rows that begin at byte ``rows``."""
-    return np.int64((words[rows // 8 + (k >> 1)] >> np.uint64((k & 1) * 32)) & np.uint64(0xFFFFFFFF))
+def _restart_row(words: Array, k: int) -> Any:
+    """The row of restart k of a delta block."""
+    return np.int64((words[3 + (k >> 1)] >> np.uint64((k & 1) * 32)) & np.uint64(0xFFFFFFFF))
 
 
 @njit
-def _restarts(words: Array, block: int, length: int, width: int, n_rows: int, row: int, stop: int) -> Any:
+def _restarts(words: Array, width: int, lanes: bool, n_rows: int, row: int, stop: int) -> Any:
     """Header of a delta block: (whether it is sound, number of restarts, the last restart at or before ``row``)."""
-    if length < 24 or words[block // 8 + 2] > np.uint64(n_rows):
+    if len(words) < 3 or words[2] > np.uint64(n_rows):
         return False, 0, 0
-    n = np.int64(words[block // 8 + 2])
-    if 24 + (n * 4 + 7) // 8 * 8 + n * 8 + _packed_bytes(n_rows, width) != length:
+    n = np.int64(words[2])
+    if 24 + (n * 4 + 7) // 8 * 8 + n * 8 + _packed_bytes(n_rows, width, lanes) != len(words) * 8:
         return False, 0, 0
     previous = -1
     k = 0
     for r in range(n):
-        at = _restart_row(words, block + 24, r)
+        at = _restart_row(words, r)
         if at <= previous or at >= n_rows:
             return False, 0, 0
         previous = at
         if at <= row:
             k = r
-    if row < stop and (n == 0 or _restart_row(words, block + 24, 0) != 0):
+    if row < stop and (n == 0 or _restart_row(words, 0) != 0):
         return False, 0, 0
     return True, n, k
 
@@ -141,37 +181,42 @@ def _store(words: Array, n: int, out: Array, at: int, itemsize: int) -> None:
 
 
 @njit
-def _look_up(codes: Array, n: int, table: Array) -> bool:
-    """``table[code]`` in place of each code; False where a code is not below ``len(table)``."""
+def _look_up(codes: Array, table: Array, out: Array, at: int, itemsize: int) -> bool:
+    """``table[code]`` of each code at item ``at`` of ``out``; False where a code is not below ``len(table)``."""
     largest = np.uint64(0)
-    for i in range(n):
+    for i in range(len(codes)):
         largest = max(largest, codes[i])
-    if n > 0 and largest >= np.uint64(len(table)):
+    if len(codes) > 0 and largest >= np.uint64(len(table)):
         return False
-    for i in range(n):
+    if itemsize == 8:
+        wide = out[at * 8 : (at + len(codes)) * 8].view(np.uint64)
+        for i in range(len(codes)):
+            wide[i] = table[codes[i]]
+        return True
+    for i in range(len(codes)):
         codes[i] = table[codes[i]]
+    _store(codes, len(codes), out, at, itemsize)
     return True
 
 
 @njit
-def _sum_deltas(
-    words: Array, block: int, values: int, n_restarts: int, k: int, row: int, q: Array, n: int, value: Any
-) -> Any:
-    """Values in place of the n deltas of rows [row, row + n); ``value`` is that of the row before.
+def _sum_deltas(words: Array, values: int, n_restarts: int, k: int, row: int, q: Array, value: Any) -> Any:
+    """Values in place of the deltas of rows [row, row + len(q)); ``value`` is that of the row before.
 
-    k is the first restart at or after ``row``; returns the last value and the first restart after these rows.
+    ``values`` is the word of the first restart's value, k the first restart at or after ``row``; returns the last value
+    and the first restart after these rows.
     """
-    min_delta, scale = words[block // 8], words[block // 8 + 1]
-    i = 0
+    min_delta, scale = words[0], words[1]
+    i, n = 0, len(q)
     while i < n:
-        following = _restart_row(words, block + 24, k) - row if k < n_restarts else n
+        following = _restart_row(words, k) - row if k < n_restarts else n
         steps = q[i : min(n, following)]
         for j in range(len(steps)):
             value += min_delta + steps[j] * scale
             steps[j] = value
         i += len(steps)
         if i < n:
-            value = words[values // 8 + k]
+            value = words[values + k]
             q[i] = value
             k += 1
             i += 1
@@ -180,39 +225,62 @@ def _sum_deltas(
 
 @njit
 def _raw(
-    buffer: Array,
-    words: Array,
-    block: int,
-    width: int,
-    row: int,
-    out: Array,
-    at: int,
-    n: int,
-    itemsize: int,
-    scratch: Array,
+    buffer: Array, words: Array, width: int, row: int, out: Array, at: int, n: int, itemsize: int, scratch: Array
 ) -> None:
     """Codec 6: rows [row, row + n), sign-extended or cut to the output's width."""
     if width == itemsize * 8:
-        _copy(buffer[block + row * itemsize :], out[at * itemsize : (at + n) * itemsize])
+        _copy(buffer[row * itemsize :], out[at * itemsize : (at + n) * itemsize])
         return
     spare = np.int64(64 - width)
     for done in range(0, n, CHUNK):
         size = min(CHUNK, n - done)
         for i in range(size):
             bit = (row + done + i) * width
-            word = words[block // 8 + (bit >> 6)] >> np.uint64(bit & 63)
+            word = words[bit >> 6] >> np.uint64(bit & 63)
             scratch[i] = np.int64(word << np.uint64(spare)) >> spare
         _store(scratch, size, out, at + done, itemsize)
+
+
+@njit
+def _affine(
+    buffer: Array,
+    words: Array,
+    width: int,
+    lanes: bool,
+    row: int,
+    stop: int,
+    out: Array,
+    at: int,
+    itemsize: int,
+    scratch: Array,
+) -> None:
+    """Codec 2: rows [row, stop)."""
+    base, scale = words[0], words[1]
+    direct = lanes and width > 0 and scale == np.uint64(1)
+    while row < stop:
+        # Whole groups of eight go straight to the output.
+        if direct and (row & 7) == 0 and stop - row >= 8:
+            last = stop >> 3
+            _add_lanes(words, 2, width, base, row >> 3, last, out, at * itemsize, itemsize)
+            at += (last << 3) - row
+            row = last << 3
+            continue
+        n = min(8 - (row & 7) if direct else CHUNK, stop - row)
+        q = _unpack(buffer, words, 2, width, lanes, row, n, scratch)
+        for i in range(n):
+            q[i] = base + q[i] * scale
+        _store(q, n, out, at, itemsize)
+        row, at = row + n, at + n
 
 
 @njit
 def _decode_packed(
     buffer: Array,
     words: Array,
-    block: int,
     packed: int,
     codec: int,
     width: int,
+    lanes: bool,
     n_restarts: int,
     k: int,
     row: int,
@@ -223,28 +291,22 @@ def _decode_packed(
     itemsize: int,
     scratch: Array,
 ) -> bool:
-    """Rows [row, stop) of a block of codec 2 to 5 with sound sizes; False where a code is not in ``table``.
+    """Rows [row, stop) of a block of codec 3 to 5 with sound sizes; False where a code is not in ``table``.
 
     A delta block is summed from its restart k, so rows before ``row`` are decoded and not stored.
     """
-    base, scale = np.uint64(0), np.uint64(1)
-    if codec == PACKED:
-        base, scale = words[block // 8], words[block // 8 + 1]
-    first = _restart_row(words, block + 24, k) if codec == DELTA else row
+    first = _restart_row(words, k) if codec == DELTA else row
     value = np.uint64(0)
     while first < stop:
         n = min(CHUNK, stop - first)
-        _unpack(buffer, words, packed, width, first, n, scratch)
-        if codec == PACKED:
-            for i in range(n):
-                scratch[i] = base + scratch[i] * scale
-        elif codec == DELTA:
-            value, k = _sum_deltas(words, block, packed - n_restarts * 8, n_restarts, k, first, scratch, n, value)
-        elif not _look_up(scratch, n, table):
+        q = _unpack(buffer, words, packed, width, lanes, first, n, scratch)
+        if codec == DELTA:
+            value, k = _sum_deltas(words, packed - n_restarts, n_restarts, k, first, q, value)
+            skipped = max(row - first, 0)
+            if skipped < n:
+                _store(q[skipped:], n - skipped, out, at + first + skipped - row, itemsize)
+        elif not _look_up(q, table, out, at + first - row, itemsize):
             return False
-        skipped = max(row - first, 0)
-        if skipped < n:
-            _store(scratch[skipped:], n - skipped, out, at + first + skipped - row, itemsize)
         first += n
     return True
 
@@ -253,10 +315,9 @@ def _decode_packed(
 def _decode_run(
     buffer: Array,
     words: Array,
-    block: int,
-    length: int,
     codec: int,
     width: int,
+    lanes: bool,
     n_rows: int,
     row: int,
     stop: int,
@@ -266,8 +327,8 @@ def _decode_run(
     itemsize: int,
     scratch: Array,
 ) -> bool:
-    """Rows [row, stop) of a block that lies in ``buffer``; False where it is damaged."""
-    first = block // 8
+    """Rows [row, stop) of a block (``buffer`` and ``words``: the same bytes); False where it is damaged."""
+    length = len(buffer)
     if codec == ZERO:
         if length == 0:
             out[at * itemsize : (at + stop - row) * itemsize] = 0
@@ -275,7 +336,7 @@ def _decode_run(
     if codec == CONSTANT:
         if length != 8:
             return False
-        scratch[:] = words[first]
+        scratch[:] = words[0]
         for done in range(0, stop - row, CHUNK):
             _store(scratch, min(CHUNK, stop - row - done), out, at + done, itemsize)
         return True
@@ -284,34 +345,50 @@ def _decode_run(
             n_rows * (width // 8) + 7
         ) // 8 * 8:
             return False
-        _raw(buffer, words, block, width, row, out, at, stop - row, itemsize, scratch)
+        _raw(buffer, words, width, row, out, at, stop - row, itemsize, scratch)
         return True
     n_restarts, k = 0, 0
-    packed = block + length - _packed_bytes(n_rows, width)
+    packed = length - _packed_bytes(n_rows, width, lanes)
     table = dictionary
     if codec == PACKED:
-        if packed != block + 16:
+        if packed != 16:
             return False
-    elif codec == DELTA:
-        sound, n_restarts, k = _restarts(words, block, length, width, n_rows, row, stop)
+        _affine(buffer, words, width, lanes, row, stop, out, at, itemsize, scratch)
+        return True
+    if codec == DELTA:
+        sound, n_restarts, k = _restarts(words, width, lanes, n_rows, row, stop)
         if not sound:
             return False
     elif codec == LOCAL:
-        if length < 8 or words[first] > np.uint64(length // 8) or packed != block + 8 + 8 * np.int64(words[first]):
+        if length < 8 or words[0] > np.uint64(length // 8) or packed != 8 + 8 * np.int64(words[0]):
             return False
-        table = words[first + 1 : packed // 8]
-    elif codec != DICTIONARY or packed != block:
+        table = words[1 : packed // 8]
+    elif codec != DICTIONARY or packed != 0:
         return False
-    if row == stop:
-        return True
     return _decode_packed(
-        buffer, words, block, packed, codec, width, n_restarts, k, row, stop, table, out, at, itemsize, scratch
+        buffer,
+        words,
+        packed // 8,
+        codec,
+        width,
+        lanes,
+        n_restarts,
+        k,
+        row,
+        stop,
+        table,
+        out,
+        at,
+        itemsize,
+        scratch,
     )
 
 
 @njit
 def _decode_runs(
-    buffer: Array,
+    address: Array,
+    source_size: Array,
+    source: Array,
     block_off: Array,
     block_len: Array,
     codec: Array,
@@ -327,15 +404,17 @@ def _decode_runs(
     itemsize: int,
     scratch: Array,
 ) -> int:
-    words = buffer[: len(buffer) // 8 * 8].view(np.uint64)
-    limit = len(words) * 8
     items = len(out) // itemsize
     for i in range(len(block_off)):
-        block, length, rows = block_off[i], block_len[i], n_rows[i]
+        block, length, rows, where = block_off[i], block_len[i], n_rows[i], source[i]
         row, stop, at = row_from[i], row_to[i], out_pos[i]
+        if where < 0 or where >= len(address):
+            return i
+        limit = source_size[where]
         if block < 0 or block > limit or (block & 7) != 0 or length < 0 or length > limit - block or (length & 7) != 0:
             return i
-        if rows < 0 or rows > MAX_ROWS or row < 0 or row > stop or stop > rows or width[i] > 64:
+        bits: Any = np.int64(width[i] & (LANES - 1))
+        if rows < 0 or rows > MAX_ROWS or row < 0 or row > stop or stop > rows or bits > 64:
             return i
         if at < 0 or at > items or stop - row > items - at:
             return i
@@ -346,16 +425,17 @@ def _decode_runs(
             return i
         table = dictionary[first : first + size]
         kind: Any = np.int64(codec[i])
-        bits: Any = np.int64(width[i])
-        if not _decode_run(
-            buffer, words, block, length, kind, bits, rows, row, stop, table, out, at, itemsize, scratch
-        ):
+        begin = pointer(address[where] + block)
+        buffer, words = carray(begin, (length,), np.uint8), carray(begin, (length // 8,), np.uint64)
+        lanes = (width[i] & LANES) != 0
+        if not _decode_run(buffer, words, kind, bits, lanes, rows, row, stop, table, out, at, itemsize, scratch):
             return i
     return -1
 
 
 def decode_fixed(
-    buffer: Array,
+    buffers: Buffers,
+    source: Array,
     block_off: Array,
     block_len: Array,
     codec: Array,
@@ -372,11 +452,12 @@ def decode_fixed(
     """Decode rows [row_from, row_to) of stripe block i into ``out[out_pos[i]:]``, for every run i.
 
     Args:
-        buffer: uint8, 8-byte aligned, holding the blocks.
+        buffers: what holds the blocks.
+        source: (n,) int64, which of them block i lies in.
         block_off: (n,) int64 byte offset of each block, a multiple of 8.
         block_len: (n,) int64 bytes of each block.
         codec: (n,) uint8.
-        width: (n,) uint8 bits a packed value.
+        width: (n,) uint8 bits a packed value, and the flag ``LANES``.
         n_rows: (n,) int64 rows in the whole stripe.
         row_from: (n,) int64 first row wanted (inclusive).
         row_to: (n,) int64 last row wanted (exclusive).
@@ -388,12 +469,14 @@ def decode_fixed(
 
     Returns:
         -1, or the index of the first run whose block, rows or output range is impossible. Nothing outside
-        ``buffer``, ``dictionary`` and the run's own output range is ever read or written.
+        ``buffers``, ``dictionary`` and the run's own output range is ever read or written.
     """
     # As bytes, every dtype of the output is served by one compilation.
     flat = out.view(np.uint8)
     found: int = _decode_runs(
-        buffer,
+        buffers.address,
+        buffers.size,
+        source,
         block_off,
         block_len,
         codec,
@@ -407,7 +490,7 @@ def decode_fixed(
         dict_n,
         flat,
         out.itemsize,
-        np.empty(CHUNK, np.uint64),
+        np.empty(CHUNK + 8, np.uint64),
     )
     return found
 

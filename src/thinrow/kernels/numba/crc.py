@@ -12,7 +12,10 @@ import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 from numba.core.registry import cpu_target
+from numba.np.numpy_support import carray
 
+from thinrow.core.buffers import Buffers
+from thinrow.kernels.numba.intrinsics import pointer
 from thinrow.kernels.numba.jit import intrinsic, njit
 
 Array = npt.NDArray[Any]
@@ -144,3 +147,139 @@ def crc32c_many(buffer: Array, offset: Array, length: Array) -> Array:
         if 0 <= start <= size and 0 <= n <= size - start:
             out[i] = ~_advance(~np.uint32(0), buffer, start, start + n)
     return out
+
+
+@njit
+def _range(address: Array, size: Array, source: Array, offset: Array, length: Array, i: int) -> Any:
+    """Whether range i lies in its buffer, and the range (empty where it does not)."""
+    where, start, n = source[i], offset[i], length[i]
+    inside = 0 <= where < len(address) and n >= 0 and start >= 0
+    if not inside or start > size[where] or n > size[where] - start:
+        return False, carray(pointer(0), (0,), np.uint8)
+    return True, carray(pointer(address[where] + start), (n,), np.uint8)
+
+
+@njit
+def _wrong_one_by_one(address: Array, size: Array, source: Array, offset: Array, length: Array, crc: Array) -> int:
+    for i in range(len(offset)):
+        inside, data = _range(address, size, source, offset, length, i)
+        if not inside or ~_advance(~np.uint32(0), data, 0, len(data)) != crc[i]:
+            return i
+    return -1
+
+
+@njit
+def _wrong_by_threes(address: Array, size: Array, source: Array, offset: Array, length: Array, crc: Array) -> int:
+    """Three ranges at a time: an instruction takes three steps, and their chains do not wait for each other."""
+    n = len(offset) // 3 * 3
+    for i in range(0, n, 3):
+        inside_a, a = _range(address, size, source, offset, length, i)
+        inside_b, b = _range(address, size, source, offset, length, i + 1)
+        inside_c, c = _range(address, size, source, offset, length, i + 2)
+        both = min(len(a), len(b), len(c)) // 8 * 8
+        x, y, z = np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFFF)
+        for at in range(0, both, 8):
+            x, y, z = _step64(x, a, at), _step64(y, b, at), _step64(z, c, at)
+        if not inside_a or ~advance_hardware(np.uint32(x), a, both, len(a)) != crc[i]:
+            return i
+        if not inside_b or ~advance_hardware(np.uint32(y), b, both, len(b)) != crc[i + 1]:
+            return i + 1
+        if not inside_c or ~advance_hardware(np.uint32(z), c, both, len(c)) != crc[i + 2]:
+            return i + 2
+    for i in range(n, len(offset)):
+        inside, data = _range(address, size, source, offset, length, i)
+        if not inside or ~advance_hardware(~np.uint32(0), data, 0, len(data)) != crc[i]:
+            return i
+    return -1
+
+
+_first_wrong = _wrong_by_threes if has_crc_instruction() else _wrong_one_by_one
+
+
+def check_crcs(buffers: Buffers, source: Array, offset: Array, length: Array, crc: Array) -> int:
+    """Index of the first range that is not in its buffer or whose CRC is not ``crc[i]``; -1 where all match.
+
+    Args:
+        buffers: what holds the ranges.
+        source: (n,) int64, which of them range i is in.
+        offset, length: (n,) int64 bytes.
+        crc: (n,) uint32.
+    """
+    found: int = _first_wrong(buffers.address, buffers.size, source, offset, length, crc)
+    return found
+
+
+@njit
+def _open_chunks(
+    address: Array,
+    size: Array,
+    source: Array,
+    offset: Array,
+    length: Array,
+    n_streams: Array,
+    header_crc: Array,
+    codec: Array,
+    width: Array,
+    block_off: Array,
+    block_len: Array,
+    crc: Array,
+) -> Any:
+    for i in range(len(offset)):
+        inside, data = _range(address, size, source, offset, length, i)
+        streams = n_streams[i]
+        head = (streams * 12 + 7) // 8 * 8
+        if not inside or streams < 0 or len(data) < head:
+            return i, 1
+        if ~_advance(~np.uint32(0), data, 0, head) != header_crc[i]:
+            return i, 2
+        at = offset[i] + head
+        for k in range(streams):
+            entry = data[k * 12 : k * 12 + 12]
+            codec[i, k], width[i, k] = entry[0], entry[1]
+            n = entry[4:8].view(np.uint32)[0]
+            if n % 8 != 0:
+                return i, 3
+            block_off[i, k], block_len[i, k] = at, n
+            crc[i, k] = entry[8:12].view(np.uint32)[0]
+            at += n
+        if at != offset[i] + len(data):
+            return i, 4
+    return -1, 0
+
+
+def open_chunks(
+    buffers: Buffers, source: Array, offset: Array, length: Array, n_streams: Array, header_crc: Array
+) -> tuple[int, int, Array, Array, Array, Array, Array]:
+    """Headers of stripe chunks (docs/format/archive-v2.md, section 3) that lie in ``buffers``.
+
+    Args:
+        source: (n,) int64, which buffer chunk i is in.
+        offset, length: (n,) int64 bytes of each chunk.
+        n_streams: (n,) int64 blocks in each chunk.
+        header_crc: (n,) uint32.
+
+    Returns:
+        the first bad chunk and what is wrong with it (-1, 0 where all are sound; 1 not in its buffer or shorter than
+        its header, 2 the CRC, 3 a block length that is no multiple of 8, 4 lengths that do not add up); then, for n
+        chunks of at most S streams, codec and width (n, S) uint8, offset and length of each block (n, S) int64, its CRC
+        (n, S) uint32. Those of streams that a chunk does not have are 0.
+    """
+    shape = len(offset), int(n_streams.max(initial=1))
+    codec, width = np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
+    block_off, block_len = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    crc = np.zeros(shape, np.uint32)
+    bad, why = _open_chunks(
+        buffers.address,
+        buffers.size,
+        source,
+        offset,
+        length,
+        n_streams,
+        header_crc,
+        codec,
+        width,
+        block_off,
+        block_len,
+        crc,
+    )
+    return bad, why, codec, width, block_off, block_len, crc

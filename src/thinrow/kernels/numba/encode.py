@@ -17,6 +17,8 @@ Array = npt.NDArray[Any]
 
 ZERO, CONSTANT, PACKED, DELTA, DICTIONARY, LOCAL, RAW = 0, 1, 2, 3, 4, 5, 6
 
+#: Flag of a block's width: its packed values lie in lanes. So do those of stripes of this many rows or more.
+LANES, LANES_FROM = 0x80, 64
 #: Most words of a local dictionary: they are sorted by insertion.
 MAX_LOCAL = 4096
 
@@ -33,6 +35,8 @@ def _bits(value: Any) -> int:
 
 @njit
 def _packed_bytes(n: int, width: int) -> int:
+    if n >= LANES_FROM:
+        return ((n + 7) // 8 * width + 63) // 64 * 64
     return ((n * width + 63) // 64 + 1) * 8
 
 
@@ -170,6 +174,8 @@ def _plan(
             codec[s], size[s], width[s] = LOCAL, _local_bytes(n, distinct), _bits(np.uint64(distinct - 1))
         if raw < size[s]:
             codec[s], size[s], width[s] = RAW, raw, itemsize * 8
+        elif n >= LANES_FROM:
+            width[s] |= LANES
 
 
 def _scratch(stripe_offsets: Array) -> tuple[Array, Array, Array]:
@@ -266,10 +272,21 @@ def _ranks(words: Array, table: Array, q: Array) -> None:
 
 @njit
 def _pack(q: Array, width: Any, out: Array) -> None:
-    """The low ``width`` bits of each number one after another into ``out`` (uint64, zeros)."""
+    """The low ``width`` bits of each number into ``out`` (uint64, zeros): in lanes where the width says so, else one
+    after another."""
+    lanes = (width & LANES) != 0
+    width &= LANES - 1
     if width == 0:
         return
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+    if lanes:
+        for r in range(len(q)):
+            bit = (r >> 3) * width
+            at, used = (bit >> 6) * 8 + (r & 7), bit & 63
+            out[at] |= (q[r] & mask) << np.uint64(used)
+            if used + width > 64:
+                out[at + 8] |= (q[r] & mask) >> np.uint64(64 - used)
+        return
     at, used = 0, 0
     word = np.uint64(0)
     for r in range(len(q)):

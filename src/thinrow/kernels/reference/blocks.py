@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.buffers import Buffers
+
 Array = npt.NDArray[Any]
 
 MAX_ROWS = 1 << 31
+#: Flag of a block's width: its packed values lie in lanes.
+LANES = 0x80
 
 
 class _Damaged(Exception):
@@ -17,11 +21,24 @@ class _Damaged(Exception):
 
 
 def packed_bytes(n: int, width: int) -> int:
-    """Bytes of n packed values, with the extra word."""
+    """Bytes of n packed values: in eight lanes of whole words, or one after another and an extra word."""
+    if width & LANES:
+        return ((n + 7) // 8 * (width & (LANES - 1)) + 63) // 64 * 64
     return ((n * width + 63) // 64 + 1) * 8
 
 
 def _unpack(data: Array, n: int, width: int) -> Array:
+    """All n packed values: (n,) uint64."""
+    if not width & LANES:
+        return _unpack_string(data, n, width)
+    rows, width = (n + 7) // 8, width & (LANES - 1)
+    lanes = data.view("<u8").reshape(-1, 8).T
+    return np.stack(
+        [_unpack_string(np.ascontiguousarray(lane).view(np.uint8), rows, width) for lane in lanes]
+    ).T.ravel()[:n]
+
+
+def _unpack_string(data: Array, n: int, width: int) -> Array:
     """All n packed values of a bit string: (n,) uint64."""
     bits = np.unpackbits(data, bitorder="little")[: n * width].reshape(n, width)
     values = np.zeros(n, np.uint64)
@@ -94,7 +111,8 @@ def _decode_block(
 
 
 def decode_fixed(
-    buffer: Array,
+    buffers: Buffers,
+    source: Array,
     block_off: Array,
     block_len: Array,
     codec: Array,
@@ -109,13 +127,16 @@ def decode_fixed(
     out: Array,
 ) -> int:
     """As ``thinrow.kernels.numba.blocks.decode_fixed``."""
-    limit = len(buffer) // 8 * 8
     for i in range(len(block_off)):
+        if not 0 <= source[i] < len(buffers.arrays):
+            return i
+        buffer = buffers.arrays[int(source[i])]
+        limit = len(buffer)
         block, length, rows = int(block_off[i]), int(block_len[i]), int(n_rows[i])
         row, stop, at = int(row_from[i]), int(row_to[i]), int(out_pos[i])
         if not 0 <= block <= limit or block % 8 or not 0 <= length <= limit - block or length % 8:
             return i
-        if not 0 <= row <= stop <= rows <= MAX_ROWS or width[i] > 64:
+        if not 0 <= row <= stop <= rows <= MAX_ROWS or width[i] & (LANES - 1) > 64:
             return i
         if not 0 <= at <= len(out) or stop - row > len(out) - at:
             return i

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from thinrow.core.buffers import Buffers
 
 Array = npt.NDArray[Any]
 
@@ -37,3 +40,47 @@ def crc32c_many(buffer: Array, offset: Array, length: Array) -> Array:
         if 0 <= start <= len(buffer) and 0 <= n <= len(buffer) - start:
             out[i] = crc32c(buffer[start : start + n])
     return out
+
+
+def _data(buffers: Buffers, where: int, start: int, n: int) -> Array | None:
+    if not 0 <= where < len(buffers.arrays):
+        return None
+    buffer = buffers.arrays[where]
+    return buffer[start : start + n] if 0 <= start <= len(buffer) and 0 <= n <= len(buffer) - start else None
+
+
+def check_crcs(buffers: Buffers, source: Array, offset: Array, length: Array, crc: Array) -> int:
+    """As ``thinrow.kernels.numba.crc.check_crcs``."""
+    for i, where in enumerate(source.tolist()):
+        data = _data(buffers, where, int(offset[i]), int(length[i]))
+        if data is None or crc32c(data) != crc[i]:
+            return i
+    return -1
+
+
+def open_chunks(
+    buffers: Buffers, source: Array, offset: Array, length: Array, n_streams: Array, header_crc: Array
+) -> tuple[int, int, Array, Array, Array, Array, Array]:
+    """As ``thinrow.kernels.numba.crc.open_chunks``."""
+    shape = len(offset), int(n_streams.max(initial=1))
+    codec, width = np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
+    block_off, block_len = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    crc = np.zeros(shape, np.uint32)
+    found = codec, width, block_off, block_len, crc
+    for i, (where, n) in enumerate(zip(source.tolist(), n_streams.tolist(), strict=True)):
+        data = _data(buffers, where, int(offset[i]), int(length[i]))
+        head = (n * 12 + 7) // 8 * 8
+        if data is None or n < 0 or len(data) < head:
+            return i, 1, *found
+        if crc32c(data[:head]) != header_crc[i]:
+            return i, 2, *found
+        at = int(offset[i]) + head
+        for k in range(n):
+            codec[i, k], width[i, k], _, size, crc[i, k] = struct.unpack_from("<BBHII", data.data, 12 * k)
+            if size % 8:
+                return i, 3, *found
+            block_off[i, k], block_len[i, k] = at, size
+            at += size
+        if at != int(offset[i]) + len(data):
+            return i, 4, *found
+    return -1, 0, *found

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.kernels.reference.blocks import packed_bytes
+from thinrow.kernels.reference.blocks import LANES, packed_bytes
 
 Array = npt.NDArray[Any]
 
 MAX_LOCAL = 4096
+#: Packed values lie in lanes in stripes of this many rows or more.
+LANES_FROM = 64
 _WORD = 1 << 64
 
 
@@ -55,17 +57,18 @@ def plan_blocks(
             plans.append((1, 0, 8, base, scale))
             continue
         rows = _pieces(start, stop, restarts)
+        lanes = LANES if n >= LANES_FROM else 0
         step, step_scale, step_width = _affine(_steps(values, rows))
-        options = [(2, width, 16 + packed_bytes(n, width), base, scale)]
-        delta_bytes = 24 + (len(rows) * 4 + 7) // 8 * 8 + len(rows) * 8 + packed_bytes(n, step_width)
-        options.append((3, step_width, delta_bytes, step, step_scale))
+        options = [(2, width | lanes, 16 + packed_bytes(n, width | lanes), base, scale)]
+        delta_bytes = 24 + (len(rows) * 4 + 7) // 8 * 8 + len(rows) * 8 + packed_bytes(n, step_width | lanes)
+        options.append((3, step_width | lanes, delta_bytes, step, step_scale))
         if has_codes:
             bits = int(codes[start:stop].max()).bit_length()
-            options.append((4, bits, packed_bytes(n, bits), base, scale))
+            options.append((4, bits | lanes, packed_bytes(n, bits | lanes), base, scale))
         distinct = len(set(values))
         if distinct <= MAX_LOCAL:
             bits = (distinct - 1).bit_length()
-            options.append((5, bits, 8 + 8 * distinct + packed_bytes(n, bits), base, scale))
+            options.append((5, bits | lanes, 8 + 8 * distinct + packed_bytes(n, bits | lanes), base, scale))
         options.append((6, itemsize * 8, (n * itemsize + 7) // 8 * 8, base, scale))
         plans.append(min(options, key=lambda option: (option[2], option[0])))
     codec, width_of, size, bases, scales = (
@@ -81,10 +84,18 @@ def plan_blocks(
 
 
 def _pack(values: list[int], width: int) -> bytes:
+    size = packed_bytes(len(values), width)
+    if not width & LANES:
+        return _bit_string(values, width, size)
+    lanes = [_bit_string(values[lane::8], width & (LANES - 1), size // 8) for lane in range(8)]
+    return b"".join(lane[at : at + 8] for at in range(0, size // 8, 8) for lane in lanes)
+
+
+def _bit_string(values: list[int], width: int, size: int) -> bytes:
     number = 0
     for i, value in enumerate(values):
         number |= value << (i * width)
-    return number.to_bytes(packed_bytes(len(values), width), "little")
+    return number.to_bytes(size, "little")
 
 
 def _u64(*values: int) -> bytes:
