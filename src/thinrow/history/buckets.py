@@ -30,7 +30,7 @@ from thinrow.history.archive.window import merge, read_everything
 from thinrow.history.archive.writer import SegmentWriter, content_digests
 from thinrow.history.engines import BucketEngine
 from thinrow.jagged import HIDE_DTYPE, Column, Events
-from thinrow.jagged.column import concat_columns, null_column
+from thinrow.jagged.column import concat_columns
 from thinrow.schema import EventSchema
 from thinrow.schema.event_schema import HIDDEN_FROM_ID, KEYS_GROUP
 
@@ -126,12 +126,10 @@ def new_name(bucket: int) -> str:
 
 def row_bytes(schema: EventSchema) -> int:
     """Bytes that a row takes in memory, roughly: texts and lists are counted with 32."""
-    total = 0
-    for spec in stored_columns(schema):
-        size = 32 if spec.is_bytes else np.dtype(spec.dtype).itemsize
-        column = next((c for c in schema.columns if c.id == spec.id), None)
-        total += size * (column.size if column is not None and column.size else 1)
-    return total
+    return sum(
+        32 if spec.is_bytes or spec.ragged else np.dtype(spec.dtype).itemsize * max(spec.size, 1)
+        for spec in stored_columns(schema)
+    )
 
 
 def rows_of(schema: EventSchema, part_bytes: int) -> int:
@@ -361,7 +359,7 @@ def _append(old: Events, new: Events, row_of: Ints, columns: Sequence[StoredColu
 
 def _joined_column(old: Events, new: Events, spec: StoredColumn) -> Column:
     found = new.columns.get(spec.name)
-    fresh = null_column(spec.dtype, len(new)) if found is None else found
+    fresh = spec.nulls(len(new)) if found is None else found
     if not len(old):
         return fresh
     return concat_columns([old.columns[spec.name], fresh])

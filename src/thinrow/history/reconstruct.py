@@ -27,7 +27,7 @@ from thinrow.history.archive.reader import Ints, ReadStats
 from thinrow.history.archive.window import Window, merge, read_everything
 from thinrow.history.requests import RequestBatch
 from thinrow.jagged import Column, Events, SharedHistories
-from thinrow.jagged.column import concat_columns, null_column
+from thinrow.jagged.column import concat_columns
 from thinrow.kernels import kernel
 from thinrow.schema import Projection
 from thinrow.storage.meter import metering
@@ -67,7 +67,7 @@ def reconstruct(
 def _reconstruct(
     generation: Generation, batch: RequestBatch, projection: Projection, verify: bool, stats: ReadStats
 ) -> Reconstruction:
-    columns = [StoredColumn(c.id, c.name, c.dtype, c.group, c.nullable) for c in projection.resolve(generation.schema)]
+    columns = [StoredColumn.of(c) for c in projection.resolve(generation.schema)]
     users, user_of = distinct(batch.users)
     bound = np.ascontiguousarray(batch.versions["snapshot_arrival"])
     hide_user = user_of[np.repeat(np.arange(len(batch)), np.diff(batch.hide_offsets))]
@@ -207,4 +207,4 @@ def _inline_column(inline: Events, spec: StoredColumn, rows: Ints) -> Column:
     column = inline.columns.get(spec.name)
     if column is not None:
         return column.take(rows)
-    return null_column(spec.dtype, len(rows))
+    return spec.nulls(len(rows))

@@ -16,12 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from thinrow.core.errors import SchemaError
+from thinrow.core.errors import InputError, SchemaError
 from thinrow.core.ragged import offsets_of
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.jagged import Column, Events
-from thinrow.jagged.column import ARROW_TYPES, null_column
+from thinrow.jagged.column import ARROW_TYPES
 from thinrow.kernels import kernel
+from thinrow.schema.event_schema import MAX_ELEMENTS
 from thinrow.storage.codecs import DICTIONARY, EncodedStream, encode_bytes, encode_fixed
 
 #: A fixed-width column has a segment dictionary where its distinct values are at most this many.
@@ -55,6 +56,23 @@ class Stripes:
         starts = np.flatnonzero(np.diff(stripe, prepend=-1))
         stripe_off = np.concatenate([piece_off[:-1][starts], piece_off[-1:]])
         return cls(user, rows, stripe, first, piece_off, stripe_off)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The values of stripes: (S + 1,) int64 ``stripe_off`` of each, and ``restarts``, the first value of each piece."""
+
+    stripe_off: npt.NDArray[np.int64]
+    restarts: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, column: Column, cut: Stripes) -> _Places:
+        """Values of a column that ``cut`` cuts by rows."""
+        if column.offsets is not None:
+            starts = np.unique(column.offsets[cut.piece_off[:-1]])
+            return cls(column.offsets[cut.stripe_off], starts[starts < len(column.values)])
+        per_row = max(column.size, 1)
+        return cls(cut.stripe_off * per_row, cut.piece_off[:-1] * per_row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +115,30 @@ class ColumnEncoder:
             mix: (R,) uint64 identity of each event (format section 8).
 
         Returns:
-            the streams of these stripes: nulls where the column is nullable, then values.
+            the streams of these stripes: nulls where the column is nullable, lengths where it holds lists, then values.
+
+        Raises:
+            InputError: a list of more than ``MAX_ELEMENTS`` elements.
         """
         self._digest += content_digest(self.spec, column, mix)
-        self._rows += len(column)
+        self._rows += len(column.values)
         null = _null_of(self.spec, column)
         streams = []
         if self.spec.nullable:
             streams.append(encode_fixed(null.astype(np.uint64), cut.stripe_off, cut.piece_off[:-1], 1, None))
-        values = self._add_strings(column, null, cut) if self.spec.is_bytes else self._add_words(column, null, cut)
+        if column.offsets is not None:
+            lengths = np.diff(column.offsets)
+            if int(lengths.max(initial=0)) > MAX_ELEMENTS:
+                raise InputError(
+                    f"column {self.spec.name!r} holds a list of {lengths.max()} elements; at most {MAX_ELEMENTS} are "
+                    "allowed: keep the ones that count"
+                )
+            streams.append(encode_fixed(lengths.astype(np.uint64), cut.stripe_off, cut.piece_off[:-1], 4, None))
+        places = _Places.of(column, cut)
+        flat = column if column.offsets is None and not column.size else column.elements()
+        # The elements of a null are none, or zeros already.
+        null = null if flat is column else null[:0]
+        values = self._add_strings(flat, null, places) if self.spec.is_bytes else self._add_words(flat, null, places)
         codecs, stripes = np.unique(values.codec, return_counts=True)
         self._counts.update(dict(zip(codecs.tolist(), stripes.tolist(), strict=True)))
         return [*streams, values]
@@ -125,7 +158,7 @@ class ColumnEncoder:
         offsets, data = bytes_of(entries)
         return EncodedColumn(offsets.astype("<u8").tobytes() + data.tobytes(), len(entries), digest, counts)
 
-    def _add_words(self, column: Column, null: npt.NDArray[np.bool_], cut: Stripes) -> EncodedStream:
+    def _add_words(self, column: Column, null: npt.NDArray[np.bool_], at: _Places) -> EncodedStream:
         words = as_words(column.values)
         if len(null):
             words = np.where(null, np.uint64(0), words)
@@ -139,11 +172,11 @@ class ColumnEncoder:
             if len(distinct) > 1:
                 codes = inverse, len(distinct)
         itemsize = np.dtype(self.spec.dtype).itemsize
-        encoded = encode_fixed(words, cut.stripe_off, cut.piece_off[:-1], itemsize, codes)
+        encoded = encode_fixed(words, at.stripe_off, at.restarts, itemsize, codes)
         self._used = self._used or bool((encoded.codec == DICTIONARY).any())
         return encoded
 
-    def _add_strings(self, column: Column, null: npt.NDArray[np.bool_], cut: Stripes) -> EncodedStream:
+    def _add_strings(self, column: Column, null: npt.NDArray[np.bool_], at: _Places) -> EncodedStream:
         assert column.dictionary is not None
         shown = column.values[~null] if len(null) else column.values
         used = np.flatnonzero(np.bincount(shown, minlength=len(column.dictionary)))
@@ -157,13 +190,13 @@ class ColumnEncoder:
                 coded = place[column.values]
                 if len(null):
                     coded[null] = 0  # nulls take an entry that others use, so that they cost no entry
-                return encode_fixed(coded, cut.stripe_off, cut.piece_off[:-1], 4, None)
+                return encode_fixed(coded, at.stripe_off, at.restarts, 4, None)
             self._coding = False
         blank = _blank(self.spec)
         per_row = column.dictionary.take(pa.array(column.values)) if len(used) else pa.repeat(blank, len(column))
         if len(null):
             per_row = pc.if_else(pa.array(null), blank, per_row)
-        return encode_bytes(bytes_of(per_row), cut.stripe_off)
+        return encode_bytes(bytes_of(per_row), at.stripe_off)
 
     def _codes_of(self, entries: pa.Array) -> npt.NDArray[np.int64] | None:
         """Codes of distinct ``entries``, new ones added; None where they would be too many for a dictionary."""
@@ -199,7 +232,7 @@ def column_of(events: Events, spec: StoredColumn) -> Column:
     if column is None:
         if not spec.nullable:
             raise SchemaError(f"column {spec.name!r} is missing and not nullable; add it or make it nullable")
-        return null_column(spec.dtype, len(events))
+        return spec.nulls(len(events))
     if column.valid is not None and not spec.nullable and not column.valid.all():
         row = int(np.flatnonzero(~column.valid)[0])
         raise SchemaError(f"column {spec.name!r} is null in row {row} and not nullable; fill it or make it nullable")
@@ -214,7 +247,10 @@ def content_digest(spec: StoredColumn, column: Column, mix: npt.NDArray[np.uint6
     elif len(column.dictionary):
         words = kernel("fold_bytes")(*bytes_of(column.dictionary))[column.values]
     else:
-        words = np.zeros(len(column), np.uint64)
+        words = np.zeros(len(column.values), np.uint64)
+    if column.offsets is not None or column.size:
+        bounds = np.arange(len(column) + 1) * column.size if column.offsets is None else column.offsets
+        words = kernel("fold_bytes")(bounds * 8, words.reshape(-1).view(np.uint8))
     return int(kernel("content_digest")(mix, words, null, spec.id))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from thinrow.jagged.column import Column, null_column
 from thinrow.schema.event_schema import (
     ARRIVAL_ID,
     EVENT_ID_ID,
@@ -14,6 +15,7 @@ from thinrow.schema.event_schema import (
     HIDDEN_FROM_ID,
     IDS_GROUP,
     KEYS_GROUP,
+    ColumnSpec,
     EventSchema,
 )
 
@@ -46,14 +48,25 @@ def stripe_dtype(n_groups: int) -> np.dtype[np.void]:
 
 @dataclass(frozen=True, slots=True)
 class StoredColumn:
-    """A column as a segment stores it: ``dtype`` is a schema dtype; a nullable one has a null stream before
-    its values."""
+    """A column as a segment stores it: ``dtype`` is a schema dtype. Before the stream of values a nullable one has one
+    of nulls, and then a ``ragged`` one, of lists, one of lengths. A vector has ``size`` values a row."""
 
     id: int
     name: str
     dtype: str
     group: str
     nullable: bool
+    ragged: bool = False
+    size: int = 0
+
+    @classmethod
+    def of(cls, spec: ColumnSpec) -> StoredColumn:
+        """How a column of a schema is stored."""
+        return cls(spec.id, spec.name, spec.dtype, spec.group, spec.nullable, spec.ragged, spec.size)
+
+    def nulls(self, n: int) -> Column:
+        """What ``n`` events read that were written without the column."""
+        return null_column(self.dtype, n, ragged=self.ragged, size=self.size)
 
     @property
     def is_bytes(self) -> bool:
@@ -63,7 +76,7 @@ class StoredColumn:
     @property
     def n_streams(self) -> int:
         """Blocks that the column takes in a stripe chunk."""
-        return 2 if self.nullable else 1
+        return 1 + self.nullable + self.ragged
 
 
 def key_columns() -> tuple[StoredColumn, ...]:
@@ -81,9 +94,7 @@ def stored_columns(schema: EventSchema) -> tuple[StoredColumn, ...]:
     if schema.event_id_dtype is not None:
         columns.append(StoredColumn(EVENT_ID_ID, EVENT_ID, schema.event_id_dtype, IDS_GROUP, True))
     for group in schema.groups:
-        columns += [
-            StoredColumn(c.id, c.name, c.dtype, c.group, c.nullable) for c in schema.columns if c.group == group
-        ]
+        columns += [StoredColumn.of(c) for c in schema.columns if c.group == group]
     return tuple(columns)
 
 

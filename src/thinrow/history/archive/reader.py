@@ -8,10 +8,10 @@ chunks of the stripes that hold them, fetched into one buffer per feature group 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from thinrow.history.archive.layout import PIECE_DTYPE, StoredColumn
 from thinrow.jagged import HIDE_DTYPE, Column
 from thinrow.jagged.column import unite_dictionaries
 from thinrow.kernels import kernel
+from thinrow.schema.event_schema import MAX_ELEMENTS
 from thinrow.storage.codecs import ZSTD_BYTES, BadBlock, Headers, decode_bytes, parse_headers
 from thinrow.storage.meter import Meter
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from thinrow.history.archive.segment import Segment
 
 Ints = npt.NDArray[np.int64]
+#: By segment number: the stream of values of a column, of its nulls and of its lengths; -1 where there is none.
+_Streams: TypeAlias = tuple[Ints, Ints, Ints]
 
 
 @dataclass(slots=True)
@@ -248,6 +251,35 @@ class _Needed:
     records: npt.NDArray[np.void]
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the values of each run lie in its block and in the output.
+
+    Attributes:
+        n: (R,) values in the whole block; None where they are ``per_row`` for each row of the stripe.
+        first, last: (R,) the values wanted, ``[first, last)`` of the block.
+        out_pos: (R + 1,) where they go.
+        row_off: (rows + 1,) offsets of the lists of all rows; None where they are none.
+    """
+
+    n: Ints | None
+    first: Ints
+    last: Ints
+    out_pos: Ints
+    row_off: Ints | None = None
+    per_row: int = 1
+
+    def times(self, per_row: int) -> _Places:
+        """The same rows with so many values each."""
+        if per_row == 1:
+            return self
+        return _Places(None, self.first * per_row, self.last * per_row, self.out_pos * per_row, None, per_row)
+
+    def in_blocks(self, runs: Ints, rows: Ints) -> Ints:
+        """Values in the blocks of ``runs``, whose stripes have ``rows`` rows."""
+        return rows * self.per_row if self.n is None else self.n[runs]
+
+
 class RowReader:
     """Decodes row ranges of pieces. One instance per batch: it keeps what it fetched until the batch is done."""
 
@@ -265,6 +297,7 @@ class RowReader:
         self.n_rows = stop - start
         self.out_pos = offsets_of(self.n_rows)
         self.total = int(self.out_pos[-1])
+        self._rows = _Places(None, self.row_from, self.row_to, self.out_pos)
         self._chunks: dict[str, _Chunks] = {}
         self._needed: list[_Needed] | None = None
 
@@ -275,35 +308,72 @@ class RowReader:
             CorruptionError: a block is damaged (names file, user and column).
         """
         parts = {n.number: n.segment.stream_of(spec.id) for n in self._stripes_needed()}
-        values = np.zeros(self.total, np.int32 if spec.is_bytes else spec.dtype)
         null = np.zeros(self.total, np.int8)
         missing = [s for s, part in parts.items() if part is None]
         if missing:
             null[:] = np.repeat(np.isin(self.segment, missing), self.n_rows)
         lookup = self.generation.dictionary(spec, tuple(parts))
         long_runs = np.empty(0, np.int64)
-        for group in {part[0] for part in parts.values() if part is not None}:
-            stream = np.full(len(self.generation.segments), -1, np.int64)
-            nulls = stream.copy()
-            for s, part in parts.items():
-                if part is not None and part[0] == group:
-                    stream[s] = part[1]
-                    nulls[s] = part[1] - 1 if part[2].nullable else -1
-            self._decode(group, np.flatnonzero(nulls[self.segment] >= 0), nulls, spec, null, None)
+        streams = {group: self._streams_of(group, parts) for group in {p[0] for p in parts.values() if p is not None}}
+        for group, (_, nulls, _) in streams.items():
+            self._decode(group, np.flatnonzero(nulls[self.segment] >= 0), nulls, spec, null, None, self._rows)
+        at = self._lists(spec, streams) if spec.ragged else self._rows.times(max(spec.size, 1))
+        values = np.zeros(int(at.out_pos[-1]), np.int32 if spec.is_bytes else spec.dtype)
+        for group, (stream, _, _) in streams.items():
             runs = np.flatnonzero(stream[self.segment] >= 0)
             if spec.is_bytes:
                 coded = self._codec(group, runs, stream) != ZSTD_BYTES
                 runs, long_runs = runs[coded], np.concatenate([long_runs, runs[~coded]])
-            self._decode(group, runs, stream, spec, values, None if spec.is_bytes else lookup)
+            self._decode(group, runs, stream, spec, values, None if spec.is_bytes else lookup, at)
             if spec.is_bytes and len(runs):
-                self._unite_codes(runs, spec, values, lookup)
-        valid = null == 0 if null.any() else None
-        if not spec.is_bytes:
-            return Column(values, valid)
-        strings = lookup.strings
+                self._unite_codes(runs, spec, values, lookup, at)
+        strings = lookup.strings if spec.is_bytes else None
         if len(long_runs):
-            strings = self._add_long(long_runs, parts, spec, values, lookup)
-        return Column(values, valid, strings)
+            strings = self._add_long(long_runs, parts, spec, values, lookup, at)
+        valid = null == 0 if null.any() else None
+        return Column(values.reshape(-1, spec.size) if spec.size else values, valid, strings, at.row_off)
+
+    def _streams_of(self, group: str, parts: Mapping[int, tuple[str, int, StoredColumn] | None]) -> _Streams:
+        stream = np.full(len(self.generation.segments), -1, np.int64)
+        nulls, lengths = stream.copy(), stream.copy()
+        for s, part in parts.items():
+            if part is not None and part[0] == group:
+                stream[s] = part[1]
+                lengths[s] = part[1] - 1 if part[2].ragged else -1
+                nulls[s] = part[1] - 1 - part[2].ragged if part[2].nullable else -1
+        return stream, nulls, lengths
+
+    def _lists(self, spec: StoredColumn, streams: Mapping[str, _Streams]) -> _Places:
+        """Where the elements of lists lie: the lengths of whole stripes say it."""
+        n_runs = len(self.piece)
+        first, last, n = np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64)
+        row_lengths = np.zeros(self.total, np.int64)
+        for group, (_, _, lengths) in streams.items():
+            runs = np.flatnonzero(lengths[self.segment] >= 0)
+            if not len(runs):
+                continue
+            chunks = self._fetch(group)
+            of_run = chunks.of_run[runs]
+            chunk, one, inverse = np.unique(of_run, return_index=True, return_inverse=True)
+            base = offsets_of(chunks.rows[chunk])
+            found = np.empty(int(base[-1]), np.int64)
+            # All rows of each chunk, under the name of one of its runs.
+            start, stop, out = np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64)
+            stop[runs[one]], out[runs[one]] = chunks.rows[chunk], base[:-1]
+            self._decode(group, runs[one], lengths, spec, found, None, _Places(None, start, stop, out))
+            wrong = np.flatnonzero((found < 0) | (found > MAX_ELEMENTS))
+            if len(wrong):
+                at = int(np.searchsorted(base, wrong[0], side="right")) - 1
+                raise self._corrupt(int(runs[one][at]), spec.name, f"a list of {found[wrong[0]]} elements")
+            total, begin = offsets_of(found), base[inverse]
+            first[runs] = total[begin + self.row_from[runs]] - total[begin]
+            last[runs] = total[begin + self.row_to[runs]] - total[begin]
+            n[runs] = total[base[inverse + 1]] - total[begin]
+            rows, _ = ranges_index(begin + self.row_from[runs], begin + self.row_to[runs])
+            place, _ = ranges_index(self.out_pos[:-1][runs], self.out_pos[1:][runs])
+            row_lengths[place] = found[rows]
+        row_off = offsets_of(row_lengths)
+        return _Places(n, first, last, row_off[self.out_pos], row_off)
 
     def _codec(self, group: str, runs: Ints, stream: Ints) -> npt.NDArray[np.uint8]:
         """Codec of the block of each run in one stream (``stream``: by segment number)."""
@@ -311,10 +381,12 @@ class RowReader:
         codec: npt.NDArray[np.uint8] = chunks.headers.codec[chunks.of_run[runs], stream[self.segment[runs]]]
         return codec
 
-    def _unite_codes(self, runs: Ints, spec: StoredColumn, codes: npt.NDArray[Any], lookup: ColumnDictionary) -> None:
+    def _unite_codes(
+        self, runs: Ints, spec: StoredColumn, codes: npt.NDArray[Any], lookup: ColumnDictionary, at: _Places
+    ) -> None:
         seg = self.segment[runs]
         bad = kernel("remap_codes")(
-            codes, self.out_pos[runs], self.n_rows[runs], lookup.remap, lookup.offset[seg], lookup.n[seg]
+            codes, at.out_pos[runs], (at.last - at.first)[runs], lookup.remap, lookup.offset[seg], lookup.n[seg]
         )
         if bad >= 0:
             raise self._corrupt(int(runs[bad]), spec.name, "a code lies outside its dictionary")
@@ -326,6 +398,7 @@ class RowReader:
         spec: StoredColumn,
         codes: npt.NDArray[Any],
         lookup: ColumnDictionary,
+        at: _Places,
     ) -> pa.Array:
         """Decode runs whose strings stand in their blocks; returns the strings that all codes now refer to."""
         kind = pa.string() if spec.dtype == "string" else pa.binary()
@@ -335,8 +408,8 @@ class RowReader:
             part = parts[int(s)]
             assert part is not None
             mine = runs[self.segment[runs] == s]
-            found.append(self._zstd_runs(mine, part[0], part[1], spec).cast(kind))
-            where.append(ranges_index(self.out_pos[:-1][mine], self.out_pos[1:][mine])[0])
+            found.append(self._zstd_runs(mine, part[0], part[1], spec, at).cast(kind))
+            where.append(ranges_index(at.out_pos[:-1][mine], at.out_pos[1:][mine])[0])
         strings, maps = unite_dictionaries(found)
         if len(maps[0]):
             codes[:] = maps[0][codes]
@@ -344,7 +417,7 @@ class RowReader:
             codes[rows] = into
         return strings
 
-    def _zstd_runs(self, runs: Ints, group: str, stream: int, spec: StoredColumn) -> pa.Array:
+    def _zstd_runs(self, runs: Ints, group: str, stream: int, spec: StoredColumn, at: _Places) -> pa.Array:
         chunks = self._fetch(group)
         of_run = chunks.of_run[runs]
         self._check(chunks, runs, np.full(len(runs), stream), spec)
@@ -354,9 +427,9 @@ class RowReader:
                 chunks.source[of_run],
                 chunks.headers.block[of_run, stream],
                 chunks.headers.length[of_run, stream],
-                chunks.rows[of_run],
-                self.row_from[runs],
-                self.row_to[runs],
+                at.in_blocks(runs, chunks.rows[of_run]),
+                at.first[runs],
+                at.last[runs],
             )
         except BadBlock as e:
             raise self._corrupt(int(runs[e.index]), spec.name, e.what) from e
@@ -392,6 +465,7 @@ class RowReader:
         spec: StoredColumn,
         out: npt.NDArray[Any],
         lookup: ColumnDictionary | None,
+        at: _Places,
     ) -> None:
         """Decode the runs' blocks of one stream (``stream``: by segment number) into ``out``."""
         if not len(runs):
@@ -411,10 +485,10 @@ class RowReader:
             headers.length[of_run, k],
             headers.codec[of_run, k],
             headers.width[of_run, k],
-            chunks.rows[of_run],
-            self.row_from[runs],
-            self.row_to[runs],
-            self.out_pos[runs],
+            at.in_blocks(runs, chunks.rows[of_run]),
+            at.first[runs],
+            at.last[runs],
+            at.out_pos[runs],
             np.empty(0, np.uint64) if lookup is None else lookup.words,
             none if lookup is None else lookup.offset[seg],
             none if lookup is None else lookup.n[seg],

@@ -1,0 +1,144 @@
+"""Columns of every trait, nullable or not, through append, snapshot, log, compaction and reconstruction."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from thinrow.examples.records import Impressions
+from thinrow.history import buckets
+from thinrow.history.archive.generation import Archive, Generation
+from thinrow.history.archive.verify import verify_generation
+from thinrow.history.compact import compact
+from thinrow.history.intake import check_table
+from thinrow.history.recent.memory import MemoryRecent
+from thinrow.history.reconstruct import reconstruct
+from thinrow.history.requests import RequestBatch
+from thinrow.history.snapshot import take_snapshot
+from thinrow.jagged import Column
+from thinrow.jagged.column import concat_columns
+from thinrow.kernels import use
+from thinrow.schema import ColumnSpec, EventSchema, ExampleSchema, Projection
+from thinrow.storage.objects import MemoryObjects
+from thinrow.testing.columns import STYLES, TRAITS, bits, spec_of, styled_column
+
+_QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+EXAMPLES = ExampleSchema.of(candidates={"item": "int64"}, item="item", outcomes={"click": 1})
+USERS = np.arange(3)
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> list[tuple[ColumnSpec, str]]:
+    """Columns of a schema, each with the style of its values."""
+    kinds = draw(st.lists(st.sampled_from(TRAITS), min_size=1, max_size=5))
+    return [
+        (spec_of(i, trait, dtype, draw(st.booleans())), draw(st.sampled_from(STYLES)))
+        for i, (trait, dtype) in enumerate(kinds, 1)
+    ]
+
+
+class World:
+    """A store in memory, and every event in the order of its arrival."""
+
+    def __init__(self, chosen: list[tuple[ColumnSpec, str]], seed: int) -> None:
+        self.chosen, self.rng = chosen, np.random.default_rng(seed)
+        self.schema = EventSchema(tuple(spec for spec, _ in chosen))
+        self.archive = Archive.create(MemoryObjects(), self.schema, 2)
+        self.recent = MemoryRecent(self.schema)
+        self.user, self.ts = np.empty(0, np.int64), np.empty(0, np.int64)
+        self.columns: dict[str, Column] = {}
+        self.generations: list[Generation] = [self.archive.pin()]
+        self.logged: list[tuple[int, RequestBatch, list[list[int]]]] = []
+
+    def append(self, n: int) -> None:
+        user, ts = self.rng.choice(USERS, n, p=[0.8, 0.15, 0.05]), self.rng.integers(0, 1_000, n)
+        made = {spec.name: styled_column(self.rng, n, spec, style) for spec, style in self.chosen}
+        table = pa.table({"user_id": user, "event_ts": ts, **{name: c.to_arrow() for name, c in made.items()}})
+        events = check_table(table, self.schema)
+        self.recent.append(events.users, events.event_ts, events.columns)
+        self.user, self.ts = np.append(self.user, user), np.append(self.ts, ts)
+        for name, column in made.items():
+            assert bits(events.columns[name]) == bits(column)
+            self.columns[name] = concat_columns([self.columns[name], column]) if self.columns.get(name) else column
+
+    def request(self) -> None:
+        times = self.rng.integers(0, 1_200, len(USERS))
+        seen = take_snapshot(self.archive.pin, self.recent, USERS, times)
+        shown = Impressions.of(EXAMPLES, USERS, seen, candidates={"item": [[1]] * len(USERS)})
+        batch = Impressions.from_arrow(shown.to_arrow(self.schema, EXAMPLES), self.schema, EXAMPLES).snapshots
+        rows = [np.flatnonzero((self.user == u) & (self.ts < t)) for u, t in zip(USERS, times, strict=True)]
+        self.logged.append((len(self.generations) - 1, batch, [r[np.argsort(self.ts[r], kind="stable")] for r in rows]))
+
+    def compact(self, full: bool) -> None:
+        compact(self.archive, self.recent, full=full)
+        if self.archive.pin().number != self.generations[-1].number:
+            self.generations.append(self.archive.pin())
+
+    def check(self) -> None:
+        for at, generation in enumerate(self.generations):
+            assert verify_generation(generation) == []
+            since = [(batch, rows) for pinned, batch, rows in self.logged if pinned <= at]
+            if not since:
+                continue
+            batch = RequestBatch.concat([b for b, _ in since])
+            for newest in (None, 1, 7):
+                rows = [r[-newest:] if newest else r for _, part in since for r in part]
+                histories = reconstruct(generation, batch, Projection(max_len=newest)).histories
+                positions, offsets = histories.positions()
+                assert np.diff(offsets).tolist() == [len(r) for r in rows]
+                flat = np.concatenate([np.empty(0, np.int64), *rows])
+                for name, column in self.columns.items():
+                    found = bits(histories.events.columns[name].take(positions))
+                    assert found == bits(column.take(flat)), self.schema.column(name)
+
+
+def play(chosen: list[tuple[ColumnSpec, str]], seed: int, steps: list[str], most: int, stripe_rows: int) -> World:
+    world = World(chosen, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buckets, "STRIPE_ROWS", stripe_rows)
+        patch.setattr(buckets, "PART_BYTES", 0)
+        for step in [*steps, "append", "request", "compact", "full"]:
+            if step == "append":
+                world.append(int(world.rng.integers(1, most)))
+            elif step == "request":
+                world.request()
+            else:
+                world.compact(step == "full")
+    return world
+
+
+_STEPS = st.lists(st.sampled_from(["append", "request", "compact", "full"]), max_size=4)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=_QUIET)
+@given(columns(), st.integers(0, 2**32), _STEPS, st.sampled_from([12, 700]), st.sampled_from([3, 512]))
+def test_every_trait_comes_back_through_the_store(chosen: Any, seed: int, steps: Any, most: int, rows: int) -> None:
+    play(chosen, seed, steps, most, rows).check()
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=_QUIET)
+@given(columns(), st.integers(0, 2**32))
+def test_reference_kernels_agree(chosen: Any, seed: int) -> None:
+    with use("reference"):
+        play(chosen, seed, [], 20, 3).check()
+
+
+@pytest.mark.slow
+@settings(max_examples=1_500, deadline=None, suppress_health_check=_QUIET)
+@given(columns(), st.integers(0, 2**32), _STEPS, st.sampled_from([12, 700]), st.sampled_from([1, 3, 16, 512]))
+def test_every_trait_comes_back_through_the_store_long(
+    chosen: Any, seed: int, steps: Any, most: int, rows: int
+) -> None:
+    play(chosen, seed, steps, most, rows).check()
+
+
+def test_each_trait_in_every_style() -> None:
+    for seed, (style, nullable) in enumerate(itertools.product(STYLES, (False, True))):
+        every = [(spec_of(i, trait, dtype, nullable), style) for i, (trait, dtype) in enumerate(TRAITS, 1)]
+        play(every, seed, [], 60, 16).check()
