@@ -37,16 +37,34 @@ VALUES = {
 }
 
 
-def column_of(values, dtype):
-    return Column.from_arrow(pa.array(values, ARROW_TYPES[dtype]), dtype)
+def column_of(values, dtype, ragged=False, size=0):
+    kind = ARROW_TYPES[dtype]
+    kind = pa.list_(kind, size) if size else pa.list_(kind) if ragged else kind
+    return Column.from_arrow(pa.array(values, kind), dtype, ragged=ragged, size=size)
+
+
+@st.composite
+def specs(draw, i):
+    """A column of any trait."""
+    dtype, nullable = draw(st.sampled_from(sorted(VALUES))), draw(st.booleans())
+    trait, size = TRAITS.get(dtype, Trait.ID), 0
+    if dtype not in ("string", "binary") and draw(st.booleans()):
+        trait, size = Trait.VECTOR, draw(st.integers(1, 3))
+    elif not dtype.startswith(("float", "binary")) and draw(st.booleans()):
+        trait = Trait.ID_LIST
+    return ColumnSpec(i + 1, f"c{i}", trait, dtype, "g", nullable, size)
+
+
+def values_of(spec):
+    values = VALUES[spec.dtype]
+    if spec.ragged:
+        return st.lists(values, max_size=4)
+    return st.lists(values, min_size=spec.size, max_size=spec.size) if spec.size else values
 
 
 @st.composite
 def schemas(draw):
-    dtypes = draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=10))
-    columns = tuple(
-        ColumnSpec(i + 1, f"c{i}", TRAITS.get(d, Trait.ID), d, "g", draw(st.booleans())) for i, d in enumerate(dtypes)
-    )
+    columns = tuple(draw(specs(i)) for i in range(draw(st.integers(0, 10))))
     ids = draw(st.sampled_from([None, "int64", "string"]))
     return EventSchema(
         columns, event_id_column=ids and "id", event_id_dtype=ids, schema_id=draw(st.integers(1, 2**31 - 1))
@@ -59,19 +77,22 @@ def written(draw):
     schema = draw(schemas())
     n = draw(st.integers(1, 12))
 
-    def some(dtype, nullable):
-        each = st.none() | VALUES[dtype] if nullable else VALUES[dtype]
-        return column_of(draw(st.lists(each, min_size=n, max_size=n)), dtype)
+    def some(spec):
+        each = st.none() | values_of(spec) if spec.nullable else values_of(spec)
+        rows = draw(st.lists(each, min_size=n, max_size=n))
+        return column_of(rows, spec.dtype, spec.ragged, spec.size)
 
     times = st.lists(st.integers(0, 2**63 - 1), min_size=n, max_size=n)
     targets = draw(st.booleans())
-    ids = schema.event_id_dtype and draw(st.sampled_from([None, some(schema.event_id_dtype, True)]))
+    ids = schema.event_id_dtype and draw(
+        st.sampled_from([None, some(ColumnSpec(99, "id", Trait.ID, schema.event_id_dtype, "g", True))])
+    )
     rows = Rows(
         np.array(draw(times)),
         np.array(draw(times)) if targets else None,
         np.array(draw(times)) if targets else None,
         ids or None,
-        {c.name: some(c.dtype, c.nullable) for c in schema.columns},
+        {c.name: some(c) for c in schema.columns},
     )
     cuts = sorted(draw(st.sets(st.integers(1, n - 1)))) if n > 1 else []
     return schema, rows, np.array([0, *cuts, n])
@@ -144,7 +165,9 @@ def test_blocks_of_several_schemas_are_read_together(first, second):
     old, old_rows, _ = first
     n = len(old_rows.event_ts)
     # Same ids must keep their dtypes, so the newer schema is the older one's columns and those of the other case.
-    extra = tuple(ColumnSpec(c.id + 100, f"d{c.id}", c.trait, c.dtype, c.group, c.nullable) for c in second[0].columns)
+    extra = tuple(
+        ColumnSpec(c.id + 100, f"d{c.id}", c.trait, c.dtype, c.group, c.nullable, c.size) for c in second[0].columns
+    )
     new = EventSchema(
         (*extra, *old.columns[1:]),
         event_id_column="id",
@@ -190,7 +213,7 @@ def test_unknown_schema_newer_format_and_wrong_lengths():
         return seal(key, header.tobytes() + value[HEADER_DTYPE.itemsize : -4])
 
     for changes, error, message in (
-        ({"format": 2}, NewerFormatError, "format 2, newer than 1"),
+        ({"format": 3}, NewerFormatError, "format 3, newer than 2"),
         ({"schema_id": 9}, CorruptionError, "schema 9, which is not stored"),
         ({"n": 2}, CorruptionError, "length does not follow from its header"),
         ({"flags": 2}, CorruptionError, "length does not follow from its header"),

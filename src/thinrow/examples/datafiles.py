@@ -109,9 +109,9 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
     """Dictionaries for all but times, ids and arrival numbers, which grow within a user: those as deltas."""
     dictionary, encoding = [], {}
     for field in schema:
-        is_list = pa.types.is_large_list(field.type)
-        path = f"{field.name}.list.element" if is_list else field.name
-        kind = field.type.value_type if is_list else field.type
+        path, kind = field.name, field.type
+        while pa.types.is_large_list(kind):
+            path, kind = f"{path}.list.element", kind.value_type
         if field.name in _GROWING and pa.types.is_integer(kind):
             encoding[path] = "DELTA_BINARY_PACKED"
         else:

@@ -99,8 +99,11 @@ def iceberg_schema(fields: Sequence[StoredField]) -> Schema:
     result, next_id = [], len(fields) + 1
     for number, f in enumerate(fields, 1):
         kind: PrimitiveType | ListType = _ICEBERG_TYPES[f.dtype]
+        if f.ragged or f.size:
+            kind = ListType(element_id=next_id, element_type=kind, element_required=True)
+            next_id += 1
         if f.jagged:
-            kind = ListType(element_id=next_id, element_type=_ICEBERG_TYPES[f.dtype], element_required=not f.nullable)
+            kind = ListType(element_id=next_id, element_type=kind, element_required=not f.nullable)
             next_id += 1
         result.append(NestedField(number, f.name, kind, required=f.jagged or not f.nullable))
     return Schema(*result)

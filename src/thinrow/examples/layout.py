@@ -57,17 +57,22 @@ HIDE_FIELDS = ("event_ts", "arrival", "hidden_from")
 @dataclass(frozen=True, slots=True)
 class StoredField:
     """One flat column: ``name``, ``dtype`` of its values, whether it is a ``jagged`` list of them, and whether a
-    value (of the list, where jagged) may be null."""
+    value (of the list, where jagged) may be null. A value that is itself a list (``ragged``) or a vector of ``size``
+    elements is stored as a list: Iceberg has none of a fixed size."""
 
     name: str
     dtype: DType
     jagged: bool = False
     nullable: bool = False
+    ragged: bool = False
+    size: int = 0
 
     @property
     def arrow(self) -> pa.Field:
         """The Arrow field."""
         stored = STORED_TYPES[self.dtype]
+        if self.ragged or self.size:
+            stored = pa.large_list(pa.field("element", stored, nullable=False))
         if not self.jagged:
             return pa.field(self.name, stored, nullable=self.nullable)
         return pa.field(self.name, pa.large_list(pa.field("element", stored, nullable=self.nullable)), nullable=False)
@@ -83,7 +88,7 @@ def request_fields(events: EventSchema, examples: ExampleSchema) -> tuple[Stored
         StoredField("recent_event_ts", "int64", jagged=True),
         StoredField("recent_arrival", "int64", jagged=True),
         # Nullable whatever the schema says: an event appended before its column was added reads as null.
-        *(StoredField(f"recent_{c.name}", c.dtype, jagged=True, nullable=True) for c in events.columns),
+        *(StoredField(f"recent_{c.name}", c.dtype, True, True, c.ragged, c.size) for c in events.columns),
         *(StoredField(f"hide_{n}", "int64", jagged=True) for n in HIDE_FIELDS),
         *(StoredField(f"ctx_{f.name}", f.dtype) for f in examples.context),
         *(StoredField(f"cand_{f.name}", f.dtype, jagged=True) for f in examples.candidates),
@@ -111,6 +116,12 @@ def store_column(column: Column, field: StoredField) -> pa.Array:
         SchemaError: the values are of another type, or one does not fit.
         InputError: a value is null where none may be.
     """
+    if column.size != field.size or (column.offsets is not None) != field.ragged:
+        raise SchemaError(
+            f"{field.name!r} holds {column.shape_name}, which the schema does not say; rebuild the column"
+        )
+    if field.ragged or field.size:
+        return _store_lists(column, field)
     stored, have = STORED_TYPES[field.dtype], column.values.dtype
     is_bytes = field.dtype in ("string", "binary")
     target = np.dtype(np.int32 if is_bytes else field.dtype)
@@ -131,6 +142,14 @@ def store_column(column: Column, field: StoredField) -> pa.Array:
         return column.to_arrow().cast(stored)
     except pa.ArrowInvalid as e:
         raise SchemaError(f"{field.name!r} does not fit {field.dtype}: {e}; cast it first") from e
+
+
+def _store_lists(column: Column, field: StoredField) -> pa.Array:
+    elements = store_column(column.elements(), StoredField(field.name, field.dtype))
+    offsets = np.arange(len(column) + 1) * column.size if column.offsets is None else column.offsets
+    mask = None if column.valid is None else pa.array(~column.valid)
+    kind = pa.large_list(pa.field("element", elements.type, nullable=False))
+    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), elements, type=kind, mask=mask)
 
 
 def store_jagged(jagged: Jagged, field: StoredField) -> pa.Array:

@@ -29,7 +29,7 @@ from thinrow.examples.layout import (
 )
 from thinrow.history.requests import RequestBatch
 from thinrow.history.snapshot import Snapshot
-from thinrow.jagged.column import ARROW_TYPES, Column, concat_columns
+from thinrow.jagged.column import ARROW_TYPES, Column, concat_columns, null_column
 from thinrow.jagged.events import HIDE_DTYPE, Events, never_hidden
 from thinrow.jagged.jagged import Jagged
 from thinrow.schema.event_schema import EventSchema
@@ -468,9 +468,9 @@ def _load_snapshots(table: pa.Table, events: EventSchema) -> RequestBatch:
     for c in events.columns:
         name = f"recent_{c.name}"
         if name in table.column_names:
-            columns[c.name] = Jagged.from_arrow(table[name], c.dtype).column
+            columns[c.name] = Jagged.from_arrow(table[name], c.dtype, ragged=c.ragged, size=c.size).column
         else:
-            columns[c.name] = Column.from_arrow(pa.nulls(n_events, pa.int64()), c.dtype)
+            columns[c.name] = null_column(c.dtype, n_events, ragged=c.ragged, size=c.size)
     arrival = Jagged.from_arrow(table["recent_arrival"], "int64").column.values
     inline = Events(users, event_ts.offsets, event_ts.column.values, arrival, never_hidden(n_events), columns)
     hidden = {n: Jagged.from_arrow(table[f"hide_{n}"], "int64") for n in HIDE_FIELDS}

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from thinrow.core.errors import DuplicateEventError, InputError, SchemaError, UserKindError
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users, as_users, plain
+from thinrow.history.recent.batch import check_lengths
 from thinrow.history.recent.keys import MAX_EVENT_ID_BYTES
 from thinrow.jagged import Column
 from thinrow.schema import EventSchema
@@ -60,7 +61,7 @@ def check_table(table: pa.Table, schema: EventSchema) -> CheckedEvents:
     event_ts = _times(_get(table, schema.time_column, "time"), schema.time_column)
     columns = {}
     for spec in schema.columns:
-        column = _typed(_get(table, spec.name, "column"), spec.dtype, spec.name)
+        column = _typed(_get(table, spec.name, "column"), spec.dtype, spec.name, ragged=spec.ragged, size=spec.size)
         if column.valid is not None and not spec.nullable:
             row = int(np.flatnonzero(~column.valid)[0])
             raise SchemaError(f"column {spec.name!r} is null in row {row}; fill it, or declare it nullable = true")
@@ -118,8 +119,11 @@ def _get(table: pa.Table, name: str, role: str) -> pa.ChunkedArray:
     return table.column(name)
 
 
-def _typed(array: pa.ChunkedArray, dtype: str, name: str) -> Column:
-    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+def _typed(array: pa.ChunkedArray, dtype: str, name: str, *, ragged: bool = False, size: int = 0) -> Column:
+    kind = array.type
+    if (ragged or size) and pa.types.is_nested(kind) and hasattr(kind, "value_type"):
+        kind = kind.value_type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     wants_bytes = dtype in ("string", "binary")
     is_bytes = text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
@@ -128,9 +132,11 @@ def _typed(array: pa.ChunkedArray, dtype: str, name: str) -> Column:
             f"column {name!r} has type {array.type}, the schema says {dtype}; cast the column or change the schema"
         )
     try:
-        return Column.from_arrow(array, dtype)
+        column = Column.from_arrow(array, dtype, ragged=ragged, size=size)
     except SchemaError as e:
         raise SchemaError(f"column {name!r}: {e}") from e
+    check_lengths(column, name)
+    return column
 
 
 def _users(array: pa.ChunkedArray, schema: EventSchema) -> Users:

@@ -4,7 +4,7 @@
 
     store/
       archive/    manifests and segments (docs/format/archive-v2.md)
-      recent/     the LMDB environment (docs/format/recent-v1.md)
+      recent/     the LMDB environment (docs/format/recent-v2.md)
 """
 
 from __future__ import annotations

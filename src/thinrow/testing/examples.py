@@ -29,13 +29,19 @@ _EVENT_COLUMNS: tuple[tuple[str, Trait, DType], ...] = (
     ("sales. value €", Trait.NUMERIC, "float64"),
     ("department", Trait.CATEGORICAL, "string"),
     ("blob", Trait.TEXT, "binary"),
+    ("flags", Trait.BITMAP, "int16"),
+    ("seen", Trait.ID_LIST, "int32"),
+    ("tags", Trait.ID_LIST, "string"),
+    ("spot", Trait.VECTOR, "float32"),
+    ("words", Trait.VECTOR, "int64"),
 )
 
 
 def event_schema(user_kind: UserKind = "int64") -> EventSchema:
-    """One column of every dtype, one of them with an awkward name, in two groups; the even ones nullable."""
+    """Columns of every dtype and shape, one of them with an awkward name, in two groups; the even ones nullable."""
     columns = [
-        ColumnSpec(i, n, t, d, "item" if i < 4 else "rest", i % 2 == 0) for i, (n, t, d) in enumerate(_EVENT_COLUMNS, 1)
+        ColumnSpec(i, n, t, d, "item" if i < 4 else "rest", i % 2 == 0, 2 if t is Trait.VECTOR else 0)
+        for i, (n, t, d) in enumerate(_EVENT_COLUMNS, 1)
     ]
     return EventSchema(tuple(columns), user_kind)
 
@@ -68,7 +74,7 @@ def random_impressions(
     versions["checksum"] = rng.integers(0, 1 << 64, n, dtype=np.uint64)
     offsets, hide_offsets, shown = (_offsets(rng, n, most) for most in (4, 2, 5))
     n_events = int(offsets[-1])
-    columns = {c.name: random_column(rng, n_events, c.dtype, nullable=c.nullable) for c in events.columns}
+    columns = {c.name: random_shaped(rng, n_events, c) for c in events.columns}
     ts, arrival = rng.integers(0, max_ts, n_events), rng.integers(1, 1 << 40, n_events)
     hides = np.zeros(int(hide_offsets[-1]), HIDE_DTYPE)
     for name in HIDE_DTYPE.names or ():
@@ -107,6 +113,18 @@ def random_outcomes(rng: np.random.Generator, n: int, n_requests: int, *, max_ts
     name = Column(rng.integers(0, len(names), n).astype(np.int32), None, pa.array(names, pa.string()))
     ids = rng.integers(0, n_requests + 2, n)
     return Outcomes(ids, rng.integers(0, 8, n), name, rng.integers(0, max_ts, n), rng.integers(-5, 6, n))
+
+
+def random_shaped(rng: np.random.Generator, n: int, spec: ColumnSpec) -> Column:
+    """(n,) values of a column of any trait."""
+    if not spec.ragged and not spec.size:
+        return random_column(rng, n, spec.dtype, nullable=spec.nullable)
+    valid = rng.random(n) < 0.8 if spec.nullable else None
+    lengths = np.full(n, spec.size) if spec.size else rng.integers(0, 4, n) * (True if valid is None else valid)
+    elements = random_column(rng, int(lengths.sum()), spec.dtype)
+    if spec.size:
+        return Column(elements.values.reshape(n, spec.size), valid)
+    return Column(elements.values, valid, elements.dictionary, offsets_of(lengths))
 
 
 def random_column(

@@ -47,6 +47,7 @@ from thinrow.testing.recent_model import (
     listed,
     random_rows,
     read,
+    repeated,
     state_of,
     users_of,
     values_of,
@@ -117,7 +118,7 @@ class RecentTierContract:
 
     def test_nan_and_negative_zero_keep_their_bits(self, tier: RecentTier) -> None:
         bits = np.array([0x7FF8000000000001, 0xFFF8000000000000, 0x8000000000000000], np.uint64)
-        columns = {c.name: column_of([values_of(2)[i]] * 3, c.dtype) for i, c in enumerate(tier.schema.columns)}
+        columns = repeated(tier.schema, 2, 3)
         columns["price"] = Column(bits.view(np.float64))
         tier.append(np.array([1, 1, 1]), np.arange(3), columns)
         assert read(tier, [1]).events.columns["price"].values.view(np.uint64).tolist() == bits.tolist()
@@ -301,13 +302,20 @@ class RecentTierContract:
         append_rows(tier, [(1, 1, None, None, values_of(1))])
         before = state_of(tier, [1, 2])
         users, times = np.array([2, 1]), np.array([3, 4])
-        columns = {c.name: column_of([values_of(2)[i]] * 2, c.dtype) for i, c in enumerate(tier.schema.columns)}
+        columns = repeated(tier.schema, 2, 2)
         short = {**columns, "item": column_of([1], "int64")}
         null = {**columns, "kind": Column(np.zeros(2, np.int8), np.array([True, False]))}
         narrow = {**columns, "item": column_of([1, 2], "int32")}
         missing = {name: c for name, c in columns.items() if name != "shop"}
         plain = {**columns, "shop": column_of([1, 2], "int32")}
         codes = {**columns, "shop": Column(np.array([0, 5], np.int32), None, pa.array(["a"]))}
+        flat = {**columns, "seen": column_of([1, 2], "int16")}
+        wide = {**columns, "spot": Column(np.zeros((2, 3), np.float32))}
+        elements, cuts = np.zeros(3, np.int16), np.array([0, 1, 2])
+        torn = {**columns, "seen": Column(elements, None, None, cuts)}
+        tags = Column(np.zeros(2, np.int32), np.array([False, True]), pa.array(["a"]), cuts)
+        full = {**columns, "tags": tags}
+        long = {**columns, "seen": Column(np.zeros(32_769, np.int16), None, None, np.array([0, 0, 32_769]))}
         cases: list[tuple[type[Exception], str, Any]] = [
             (InputError, "row 1: event_ts is -4", (users, np.array([3, -4]), columns)),
             (InputError, "row 0: event_ts is null", (users, Column(times, np.array([False, True])), columns)),
@@ -320,6 +328,11 @@ class RecentTierContract:
             (SchemaError, "'shop' holds int32, but the schema says string", (users, times, plain)),
             (SchemaError, "'extra' is not in the schema", (users, times, {**columns, "extra": columns["item"]})),
             (InputError, "codes 0 to 5", (users, times, codes)),
+            (SchemaError, "'seen' holds single values, but the schema says lists", (users, times, flat)),
+            (SchemaError, "'spot' holds vectors of 3, but the schema says vectors of 2", (users, times, wide)),
+            (InputError, "'seen' has offsets from 0 to 2 for 3 elements", (users, times, torn)),
+            (InputError, "'tags' is null in row 0, which has elements", (users, times, full)),
+            (InputError, "a list of 32769 elements in row 1; at most 32768", (users, times, long)),
             (UserKindError, "kind string, but this store holds int64", (np.array(["a", "b"], object), times, columns)),
             (SchemaError, "'event_id' holds a dictionary", (users, times, columns, column_of(["a", "b"], "string"))),
             (InputError, "event_id has 1 values", (users, times, columns, column_of([1], "int64"))),
@@ -332,7 +345,7 @@ class RecentTierContract:
 
     def test_ids_need_a_schema_with_ids(self, tmp_path: Path) -> None:
         tier = self.open_tier(tmp_path / "tier", contract_schema("string", None))
-        columns = {c.name: column_of([values_of(2)[i]], c.dtype) for i, c in enumerate(tier.schema.columns)}
+        columns = repeated(tier.schema, 2, 1)
         with pytest.raises(InputError, match="no event ids"):
             tier.append(users_of(["a"], "string"), np.array([1]), columns, column_of([1], "int64"))
         with pytest.raises(UserKindError, match="kind int64"):

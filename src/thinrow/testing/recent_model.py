@@ -26,7 +26,7 @@ TEXT_USERS = ("a", "a\0", "a\0b", "ab", "\0", "é", "\U0010ffff", LONGEST, "\0" 
 
 
 def contract_schema(user_kind: UserKind = "int64", ids: Any = "int64") -> EventSchema:
-    """Every dtype, with and without nulls."""
+    """Every dtype and shape, with and without nulls."""
     columns = (
         ColumnSpec(1, "item", Trait.ID, "int64", "item"),
         ColumnSpec(2, "shop", Trait.CATEGORICAL, "string", "item", nullable=True),
@@ -36,6 +36,9 @@ def contract_schema(user_kind: UserKind = "int64", ids: Any = "int64") -> EventS
         ColumnSpec(6, "count", Trait.NUMERIC, "int16", "price", nullable=True),
         ColumnSpec(7, "weight", Trait.NUMERIC, "float32", "price"),
         ColumnSpec(8, "place", Trait.ID, "int32", "item"),
+        ColumnSpec(9, "tags", Trait.ID_LIST, "string", "item", nullable=True),
+        ColumnSpec(10, "seen", Trait.ID_LIST, "int16", "item"),
+        ColumnSpec(11, "spot", Trait.VECTOR, "float32", "price", nullable=True, size=2),
     )
     if ids is None:
         return EventSchema(columns, user_kind=user_kind)
@@ -48,12 +51,24 @@ def values_of(i: int) -> tuple[Any, ...]:
     """Values of the contract schema's columns that differ by ``i``, nulls, NUL and empty strings among them."""
     shop = None if i % 5 == 0 else ("", "a\0b", "ü", f"shop {i % 7}")[i % 4]
     price = None if i % 3 == 0 else (-0.0, math.inf, i / 8)[i % 3]
-    return (i - 3, shop, price, bytes([i % 256]) * (i % 4), i % 100 - 50, None if i % 2 else i, i / 4, -i)
+    tags, spot = None if i % 4 == 1 else ["", "a\0b", f"tag {i}"][: i % 4], None if i % 7 == 0 else [i / 2, -0.0]
+    single = (i - 3, shop, price, bytes([i % 256]) * (i % 4), i % 100 - 50, None if i % 2 else i, i / 4, -i)
+    return (*single, tags, [i % 128] * (i % 3), spot)
 
 
-def column_of(values: Sequence[Any], dtype: str) -> Column:
+def column_of(values: Sequence[Any], dtype: str, *, ragged: bool = False, size: int = 0) -> Column:
     """Python values (None where null) as a Column."""
-    return Column.from_arrow(pa.array(values, ARROW_TYPES[dtype]), dtype)
+    kind = ARROW_TYPES[dtype]
+    kind = pa.list_(kind, size) if size else pa.list_(kind) if ragged else kind
+    return Column.from_arrow(pa.array(values, kind), dtype, ragged=ragged, size=size)
+
+
+def repeated(schema: EventSchema, i: int, n: int) -> dict[str, Column]:
+    """The columns of ``n`` events with the values ``values_of(i)``."""
+    return {
+        c.name: column_of([v] * n, c.dtype, ragged=c.ragged, size=c.size)
+        for v, c in zip(values_of(i), schema.columns, strict=True)
+    }
 
 
 def users_of(users: Sequence[Any], kind: UserKind) -> Users:
@@ -69,7 +84,10 @@ def append_rows(tier: RecentTier, rows: Sequence[Row], resolve: Resolve | None =
     """Append rows as columns."""
     schema = tier.schema
     users = users_of([r[0] for r in rows], schema.user_kind)
-    columns = {c.name: column_of([r[4][i] for r in rows], c.dtype) for i, c in enumerate(schema.columns)}
+    columns = {
+        c.name: column_of([r[4][i] for r in rows], c.dtype, ragged=c.ragged, size=c.size)
+        for i, c in enumerate(schema.columns)
+    }
     ids = supersedes = None
     if schema.event_id_dtype is not None:
         ids = column_of([r[2] for r in rows], schema.event_id_dtype)

@@ -128,8 +128,8 @@ def test_a_file_that_is_no_environment_is_damage(tmp_path):
 
 
 def test_newer_formats_are_refused(path):
-    edit(path, "meta", lambda key, value: seal(key, b"2") if key == b"format" else value)
-    with pytest.raises(NewerFormatError, match="recent format 2, newer than 1"):
+    edit(path, "meta", lambda key, value: seal(key, b"3") if key == b"format" else value)
+    with pytest.raises(NewerFormatError, match="recent format 3, newer than 2"):
         LmdbRecent(path, SCHEMA)
 
 
@@ -164,8 +164,8 @@ def test_damaged_blocks_counters_and_ids_are_found(path):
 def test_added_columns_are_null_and_dropped_ones_vanish(path):
     columns = (
         *(c for c in SCHEMA.columns if c.name not in ("shop", "note")),
-        ColumnSpec(9, "brand", Trait.CATEGORICAL, "string", "item", nullable=True),
-        ColumnSpec(10, "rank", Trait.NUMERIC, "int16", "item", nullable=True),
+        ColumnSpec(19, "brand", Trait.CATEGORICAL, "string", "item", nullable=True),
+        ColumnSpec(20, "rank", Trait.NUMERIC, "int16", "item", nullable=True),
     )
     # A renamed column keeps its id.
     columns = tuple(replace(c, name="article") if c.name == "item" else c for c in columns)
@@ -173,7 +173,10 @@ def test_added_columns_are_null_and_dropped_ones_vanish(path):
     values = dict(zip((c.name for c in SCHEMA.columns), values_of(3), strict=True))
     with LmdbRecent(path, later) as tier:
         given = {"article": 77, "brand": "b", "rank": 5}
-        new = {c.name: column_of([given.get(c.name, values.get(c.name))], c.dtype) for c in columns}
+        new = {
+            c.name: column_of([given.get(c.name, values.get(c.name))], c.dtype, ragged=c.ragged, size=c.size)
+            for c in columns
+        }
         tier.append(np.array([1]), np.array([3]), new, None, column_of([12], "int64"), None)
         tier.append(np.array([2]), np.array([3]), new)
         found = read(tier, [2, 1])

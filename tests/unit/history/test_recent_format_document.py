@@ -1,4 +1,4 @@
-"""A reader written from docs/format/recent-v1.md alone; it shares no code with thinrow."""
+"""A reader written from docs/format/recent-v2.md alone; it shares no code with thinrow."""
 
 from __future__ import annotations
 
@@ -51,15 +51,16 @@ def block(key: bytes, value: bytes, schema: dict[str, Any]) -> list[dict[str, An
     """The events of a block: arrival, event_ts, target, event_id and the columns by name."""
     data = unsealed(key, value)
     form, flags, zero, schema_id, n, heap_bytes, first = struct.unpack_from("<BBHIIIq", data)
-    assert (form, zero, schema_id) == (1, 0, schema["schema_id"])
+    shaped = any(c["trait"] in ("id_list", "vector") for c in schema["columns"])
+    assert (form, zero, schema_id) == (2 if shaped else 1, 0, schema["schema_id"])
     assert flags in (0, 1)
     assert key[-8:] == struct.pack(">Q", first)
     heap, at = data[len(data) - heap_bytes :], 24
     heap_at, found = 0, []
-    columns = [(c["name"], c["dtype"], c["nullable"]) for c in schema["columns"]]
+    columns = [(c["name"], c["dtype"], c["nullable"], c["trait"], c.get("size", 1)) for c in schema["columns"]]
     if schema["event_id_dtype"]:
-        columns.insert(0, ("event_id", schema["event_id_dtype"], True))
-    n_null = sum(nullable for _, _, nullable in columns)
+        columns.insert(0, ("event_id", schema["event_id_dtype"], True, "id", 1))
+    n_null = sum(nullable for _, _, nullable, _, _ in columns)
     for r in range(n):
         event: dict[str, Any] = {"arrival": first + r, "target": (0, 0)}
         (event["event_ts"],) = struct.unpack_from("<q", data, at)
@@ -70,27 +71,65 @@ def block(key: bytes, value: bytes, schema: dict[str, Any]) -> list[dict[str, An
         bits = int.from_bytes(data[at : at + (n_null + 7) // 8], "little")
         at += (n_null + 7) // 8
         lengths = []
-        for name, dtype, nullable in columns:
-            form_of = "<" + FORMATS.get(dtype, "I")
-            (event[name],) = struct.unpack_from(form_of, data, at)
+        for name, dtype, nullable, trait, size in columns:
+            text, listed = dtype in ("string", "binary"), trait == "id_list"
+            form_of = "<II" if text and listed else "<I" if text or listed else f"<{size}{FORMATS[dtype]}"
+            value = struct.unpack_from(form_of, data, at)
             at += struct.calcsize(form_of)
             null = nullable and bits & 1
             bits >>= nullable
             if null:
-                assert event[name] == 0
+                assert not any(value)
                 event[name] = None
-            elif dtype in ("string", "binary"):
-                lengths.append((name, event[name]))
-        for name, length in lengths:
-            event[name] = heap[heap_at : heap_at + length].decode()
-            heap_at += length
+            elif text or listed:
+                lengths.append((name, dtype, listed, value))
+            else:
+                event[name] = list(value) if trait == "vector" else value[0]
+        for name, dtype, listed, sizes in lengths:
+            parts = []
+            for size in sizes:
+                parts.append(heap[heap_at : heap_at + size])
+                heap_at += size
+            if not listed:
+                event[name] = parts[0].decode()
+            elif dtype != "string":
+                event[name] = [v for (v,) in struct.iter_unpack("<" + FORMATS[dtype], parts[0])]
+            else:
+                event[name] = []
+                for (size,) in struct.iter_unpack("<I", parts[0]):
+                    event[name].append(parts[1][:size].decode())
+                    parts[1] = parts[1][size:]
+                assert not parts[1]
         found.append(event)
     assert (at + heap_bytes, heap_at) == (len(data), heap_bytes)
     return found
 
 
-@pytest.mark.parametrize("kind", ["int64", "string"])
-def test_the_document_describes_the_environment(tmp_path: Path, kind: str) -> None:
+def stored_in(path: Path) -> dict[str, list[tuple[bytes, bytes]]]:
+    """The pairs of each database."""
+    stored = {}
+    with lmdb.open(str(path), max_dbs=4, readonly=True, lock=False) as env:
+        for name in ("events", "users", "ids", "meta"):
+            db = env.open_db(name.encode(), create=False)
+            with env.begin(db=db) as tx:
+                stored[name] = [(bytes(k), bytes(v)) for k, v in tx.cursor()]
+    return stored
+
+
+def shapes(rng: np.random.Generator, n: int) -> dict[str, pa.Array]:
+    """Columns of lists and vectors."""
+    numbers = [None if i % 7 == 0 else list(range(-i, -i + i % 5)) for i in range(n)]
+    words = [None if i % 6 == 0 else ["", "é", f"w{i}"][: i % 4] for i in range(n)]
+    pairs = [None if i % 5 == 0 else [i / 2, -i / 4] for i in range(n)]
+    return {
+        "numbers": pa.array(numbers, pa.list_(pa.int16())),
+        "words": pa.array(words, pa.list_(pa.string())),
+        "pairs": pa.array(pairs, pa.list_(pa.float64(), 2)),
+    }
+
+
+@pytest.mark.parametrize(("kind", "shaped"), [("int64", False), ("string", False), ("int64", True)])
+def test_the_document_describes_the_environment(tmp_path: Path, kind: str, shaped: bool) -> None:
     n = 700
     rng = np.random.default_rng(2)
     number = np.where(rng.random(n) < 0.5, -5, rng.integers(-3, 40, n))
@@ -117,6 +156,9 @@ def test_the_document_describes_the_environment(tmp_path: Path, kind: str) -> No
             pa.field("shop", pa.string()),
         ]
     )
+    more = shapes(rng, n) if shaped else {}
+    for name, array in more.items():
+        arrow = arrow.append(pa.field(name, array.type))
     schema = EventSchema.infer(arrow, user="u", time="t", event_id="id", supersedes="fixes")
     tier = LmdbRecent(tmp_path / "recent", schema)
     columns = {
@@ -124,6 +166,9 @@ def test_the_document_describes_the_environment(tmp_path: Path, kind: str) -> No
         "price": Column.from_arrow(price, "float32"),
         "shop": Column.from_arrow(shop, "string"),
     }
+    for name, array in more.items():
+        spec = schema.column(name)
+        columns[name] = Column.from_arrow(array, spec.dtype, ragged=spec.ragged, size=spec.size)
     ids, fixes = (Column.from_arrow(pa.array(v, pa.string()), "string") for v in (id_of, corrects))
     arrivals = tier.append(users, ts, columns, ids, fixes).arrivals
     trimmed = users[:1]
@@ -138,17 +183,12 @@ def test_the_document_describes_the_environment(tmp_path: Path, kind: str) -> No
     for i, (u, t, arrival, s, p, c) in enumerate(rows):
         target = (0, 0) if corrects[i] is None else place[u, corrects[i]]
         event = {"arrival": arrival, "target": target, "event_ts": t, "event_id": id_of[i]}
+        event |= {name: array[i].as_py() for name, array in more.items()}
         expected.setdefault(u, []).append(event | {"small": s, "price": p, "shop": c})
 
-    with lmdb.open(str(tmp_path / "recent"), max_dbs=4, readonly=True, lock=False) as env:
-        names = ("events", "users", "ids", "meta")
-        stored = {}
-        for name in names:
-            db = env.open_db(name.encode(), create=False)
-            with env.begin(db=db) as tx:
-                stored[name] = [(bytes(k), bytes(v)) for k, v in tx.cursor()]
+    stored = stored_in(tmp_path / "recent")
     meta = {k: unsealed(k, v) for k, v in stored["meta"]}
-    assert meta[b"format"] == b"1"
+    assert meta[b"format"] == b"2"
     assert meta[b"user_kind"] == kind.encode()
     written = json.loads(meta[b"schema:1"])
     assert {user_of(k, kind): pair(v) for k, v in stored["users"]} == {

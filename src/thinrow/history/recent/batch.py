@@ -14,7 +14,8 @@ from thinrow.core.units import NEVER
 from thinrow.core.users import UserKind, Users, as_users
 from thinrow.history.recent.keys import Grouped, group_by_user, id_keys
 from thinrow.jagged import Column
-from thinrow.schema import EventSchema
+from thinrow.schema import ColumnSpec, EventSchema
+from thinrow.schema.event_schema import MAX_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,9 @@ def _check_columns(schema: EventSchema, columns: dict[str, Column], n: int) -> d
         _check_length(spec.name, column, n)
         if n == 0:
             continue
+        _check_shape(spec, column)
         _check_type(spec.name, column, spec.dtype)
+        check_lengths(column, spec.name)
         if not spec.nullable:
             _refuse_nulls(spec.name, column)
         checked[spec.name] = column
@@ -177,6 +180,36 @@ def _check_length(what: str, column: Column, n: int) -> None:
         raise InputError(f"{what} has {len(column)} values for {n} users; pass one a row")
 
 
+def _check_shape(spec: ColumnSpec, column: Column) -> None:
+    if (column.offsets is not None) != spec.ragged or column.size != spec.size:
+        wanted = "lists" if spec.ragged else f"vectors of {spec.size}" if spec.size else "single values"
+        raise SchemaError(
+            f"column {spec.name!r} holds {column.shape_name}, but the schema says {wanted}; "
+            "use Column.from_arrow(..., ragged=..., size=...)"
+        )
+
+
+def check_lengths(column: Column, name: str) -> None:
+    """Lists as ``Column`` says, each as long as the archive can hold. Raises InputError."""
+    if column.offsets is None:
+        return
+    lengths = np.diff(column.offsets)
+    if column.offsets[0] != 0 or column.offsets[-1] != len(column.values) or (lengths < 0).any():
+        raise InputError(
+            f"column {name!r} has offsets from {column.offsets[0]} to {column.offsets[-1]} for {len(column.values)} "
+            "elements; they must ascend from 0 to the number of elements"
+        )
+    full = np.empty(0) if column.valid is None else np.flatnonzero((lengths > 0) & ~column.valid)
+    if len(full):
+        raise InputError(f"column {name!r} is null in row {full[0]}, which has elements; a null list must be empty")
+    long = np.flatnonzero(lengths > MAX_ELEMENTS)
+    if len(long):
+        raise InputError(
+            f"column {name!r} holds a list of {lengths[long[0]]} elements in row {long[0]}; at most {MAX_ELEMENTS} are "
+            "allowed: keep the ones that count, or split the event"
+        )
+
+
 def _check_type(what: str, column: Column, dtype: str) -> None:
     text = dtype in ("string", "binary")
     if (column.dictionary is not None) != text or (not text and column.values.dtype != np.dtype(dtype)):
@@ -188,7 +221,8 @@ def _check_type(what: str, column: Column, dtype: str) -> None:
         return
     if column.dictionary.null_count:
         raise InputError(f"column {what!r} has a null in its dictionary; mark null rows in Column.valid")
-    codes = column.values if column.valid is None else column.values[column.valid]
+    every = column.valid is None or column.offsets is not None
+    codes = column.values if every else column.values[column.valid]
     if len(codes) and (codes.min() < 0 or codes.max() >= len(column.dictionary)):
         raise InputError(
             f"column {what!r} has codes {codes.min()} to {codes.max()} for {len(column.dictionary)} strings"

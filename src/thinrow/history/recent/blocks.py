@@ -25,7 +25,7 @@ from thinrow.history.recent.rows import Rows, block_bounds, decode_blocks, encod
 from thinrow.history.recent.tier import AppendResult, RecentRead, Resolve
 from thinrow.jagged import HIDE_DTYPE, Column, Events
 from thinrow.jagged.events import never_hidden
-from thinrow.schema import EventSchema
+from thinrow.schema import ColumnSpec, EventSchema
 
 Pairs: TypeAlias = Literal["users", "ids"]
 T = TypeVar("T")
@@ -370,9 +370,9 @@ def check_evolution(new: EventSchema, stored: EventSchema) -> None:
         )
     old = {c.id: c for c in stored.columns}
     for c in new.columns:
-        if c.id in old and old[c.id].dtype != c.dtype:
+        if c.id in old and _kind(old[c.id]) != _kind(c):
             raise SchemaError(
-                f"column {c.name!r} (id {c.id}) is {c.dtype}, but the tier holds {old[c.id].dtype} under this id; "
+                f"column {c.name!r} (id {c.id}) is {_kind(c)}, but the tier holds {_kind(old[c.id])} under this id; "
                 "use a new id"
             )
     if new.schema_id == stored.schema_id and _shape(new) != _shape(stored):
@@ -380,4 +380,11 @@ def check_evolution(new: EventSchema, stored: EventSchema) -> None:
 
 
 def _shape(schema: EventSchema) -> tuple[object, ...]:
-    return (schema.event_id_dtype, *((c.id, c.dtype, c.nullable) for c in schema.columns))
+    return (schema.event_id_dtype, *((c.id, _kind(c), c.nullable) for c in schema.columns))
+
+
+def _kind(spec: ColumnSpec) -> str:
+    """What a value of the column is, in words."""
+    if spec.ragged:
+        return f"lists of {spec.dtype}"
+    return f"vectors of {spec.size} {spec.dtype}" if spec.size else spec.dtype

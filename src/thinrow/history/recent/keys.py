@@ -1,4 +1,4 @@
-"""Keys and sealed values of the recent tier (docs/format/recent-v1.md, sections 1, 3 and 5).
+"""Keys and sealed values of the recent tier (docs/format/recent-v2.md, sections 1, 3 and 5).
 
 Worked example: user ``-2`` is ``7F FF FF FF FF FF FF FE``, user ``"a\\0"`` is ``62 01 00``; both sort, byte by byte,
 where the ids themselves sort.

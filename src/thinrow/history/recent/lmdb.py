@@ -1,4 +1,4 @@
-"""LmdbRecent: the tier in one LMDB environment on local disk (docs/format/recent-v1.md).
+"""LmdbRecent: the tier in one LMDB environment on local disk (docs/format/recent-v2.md).
 
 *Acknowledged* means: with ``sync=True`` (the default) the transaction is on disk (fdatasync) when a call returns, and
 survives a killed process and a lost machine. With ``sync=False`` it survives a killed process; a power failure may

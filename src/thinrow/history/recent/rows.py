@@ -1,4 +1,4 @@
-"""The block codec: consecutive events of one user as bytes (docs/format/recent-v1.md, section 4).
+"""The block codec: consecutive events of one user as bytes (docs/format/recent-v2.md, section 4).
 
 Worked example: two events of a schema with columns ``price float64`` (nullable) and ``shop string`` take rows of
 8 (event_ts) + 1 (null bits) + 8 (price) + 4 (length of shop) = 21 bytes, so ``(1000, 2.5, "ab"), (1500, null, "c")`` is
@@ -7,7 +7,7 @@ a header of 24 bytes, 42 bytes of rows, the heap ``abc`` and the seal: 73 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,7 +24,9 @@ from thinrow.jagged import Column
 from thinrow.jagged.column import ARROW_TYPES, concat_columns, null_column
 from thinrow.schema import ColumnSpec, EventSchema
 
-FORMAT = 1
+FORMAT = 2
+#: Format of blocks under a schema that has neither lists nor vectors: earlier versions read them.
+_FORMAT_OF_SINGLE_VALUES = 1
 BLOCK_ROWS = 256
 HEADER_DTYPE = np.dtype(
     [
@@ -77,15 +79,29 @@ class _Layout:
     dtype: of one row.
     nullable: what the null bits stand for, in order: field names.
     heaped: what has bytes in the heap, in order: field names.
+    format: that blocks of such rows carry.
     """
 
     dtype: np.dtype[np.void]
     nullable: tuple[str, ...]
     heaped: tuple[str, ...]
+    format: int
 
 
 def _field(spec: ColumnSpec) -> str:
     return f"c{spec.id}"
+
+
+def _heaped(spec: ColumnSpec) -> list[str]:
+    """The parts of a value that lie in the heap: of a list of strings the lengths of the elements, then their bytes."""
+    name = _field(spec)
+    if spec.ragged and spec.is_bytes:
+        return [_lengths_of(name), name]
+    return [name] if spec.ragged or spec.is_bytes else []
+
+
+def _lengths_of(field: str) -> str:
+    return f"{field}.lengths"
 
 
 @lru_cache(maxsize=64)
@@ -94,7 +110,7 @@ def _layout(schema: EventSchema, flags: int) -> _Layout:
     if flags & _CORRECTIONS:
         fields += [("target_ts", "<i8"), ("target_arrival", "<i8")]
     nullable = [_field(c) for c in schema.columns if c.nullable]
-    heaped = [_field(c) for c in schema.columns if c.is_bytes]
+    heaped = [part for c in schema.columns for part in _heaped(c)]
     if schema.event_id_dtype is not None:
         nullable.insert(0, "event_id")
     if nullable:
@@ -104,8 +120,12 @@ def _layout(schema: EventSchema, flags: int) -> _Layout:
         if schema.event_id_dtype == "string":
             heaped.insert(0, "event_id")
     for c in schema.columns:
-        fields.append((_field(c), "<u4" if c.is_bytes else np.dtype(c.dtype).newbyteorder("<")))
-    return _Layout(np.dtype(fields), tuple(nullable), tuple(heaped))
+        if parts := _heaped(c):
+            fields += [(part, "<u4") for part in parts]
+        else:
+            fields.append((_field(c), np.dtype(c.dtype).newbyteorder("<"), (c.size,) if c.size else ()))
+    shaped = any(c.ragged or c.size for c in schema.columns)
+    return _Layout(np.dtype(fields), tuple(nullable), tuple(heaped), FORMAT if shaped else _FORMAT_OF_SINGLE_VALUES)
 
 
 def block_bounds(offsets: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -138,17 +158,20 @@ def encode_blocks(
     if layout.nullable:
         table["nulls"] = _pack_nulls([fields[name].valid for name in layout.nullable], n)
     for name, column in fields.items():
-        if column.dictionary is None:
+        if column.dictionary is None and column.offsets is None:
             values = column.values
-            table[name] = values if column.valid is None else np.where(column.valid, values, values.dtype.type(0))
+            if column.valid is not None:
+                shown = column.valid.reshape(-1, *(1,) * (values.ndim - 1))
+                values = np.where(shown, values, values.dtype.type(0))
+            table[name] = values
     heap, heap_bounds = b"", np.zeros(len(bounds), np.int64)
     if layout.heaped:
-        heap, lengths = _pack_heap([fields[name] for name in layout.heaped], n)
+        heap, lengths = _pack_heap([fields[name.partition(".")[0]] for name in layout.heaped], layout.heaped, n)
         for j, name in enumerate(layout.heaped):
             table[name] = lengths[:, j]
         heap_bounds = offsets_of(lengths.sum(axis=1))[bounds]
     headers = np.zeros(len(keys), HEADER_DTYPE)
-    headers["format"], headers["flags"], headers["schema_id"] = FORMAT, flags, schema.schema_id
+    headers["format"], headers["flags"], headers["schema_id"] = layout.format, flags, schema.schema_id
     headers["n"], headers["heap_bytes"] = np.diff(bounds), np.diff(heap_bounds)
     headers["first_arrival"] = first_arrival
     cut_rows = (bounds * layout.dtype.itemsize).tolist()
@@ -174,11 +197,14 @@ def _pack_nulls(valids: list[npt.NDArray[np.bool_] | None], n: int) -> npt.NDArr
     return np.packbits(nulls, axis=1, bitorder="little")
 
 
-def _pack_heap(columns: list[Column], n: int) -> tuple[bytes, npt.NDArray[np.int64]]:
-    """The heap of all rows, and the (n, k) length of each value."""
+def _pack_heap(columns: list[Column], names: Sequence[str], n: int) -> tuple[bytes, npt.NDArray[np.int64]]:
+    """The heap of all rows, and the (n, k) length of each part; ``names`` of the parts of ``columns``."""
     k = len(columns)
     try:
-        parts = [_taken(column) for column in columns]
+        parts = [
+            _taken(c) if c.offsets is None else _list_part(c, c.offsets, name)
+            for c, name in zip(columns, names, strict=True)
+        ]
         size = sum(part.total_values_length for part in parts)
         if size > _MAX_HEAP_BYTES:
             raise pa.ArrowInvalid(f"{size} bytes")
@@ -202,6 +228,27 @@ def _taken(column: Column) -> pa.BinaryArray:
     taken = column.dictionary.take(pa.array(column.values, mask=mask))
     # Strings are bytes already: viewing costs a tenth of a cast, which counts where a call appends ten rows.
     return taken.view(pa.binary()) if taken.type == pa.string() else taken.cast(pa.binary())
+
+
+def _list_part(column: Column, offsets: npt.NDArray[np.int64], name: str) -> pa.BinaryArray:
+    """The elements of each row's list as bytes, or the lengths of the elements."""
+    if column.dictionary is None:
+        values = column.values.astype(column.values.dtype.newbyteorder("<"), copy=False)
+        return _binary(offsets * values.itemsize, values.tobytes())
+    elements = _taken(column.elements())
+    bounds = np.frombuffer(elements.buffers()[1] or bytes(4), np.int32)[elements.offset :][: len(elements) + 1]
+    if name.endswith(_lengths_of("")):
+        return _binary(offsets * 4, np.diff(bounds).astype("<u4").tobytes())
+    data = elements.buffers()[2]
+    cut = b"" if data is None else data.slice(int(bounds[0]), int(bounds[-1] - bounds[0])).to_pybytes()
+    return _binary(bounds[offsets].astype(np.int64) - int(bounds[0]), cut)
+
+
+def _binary(offsets: npt.NDArray[np.int64], data: bytes) -> pa.BinaryArray:
+    if len(data) > _MAX_HEAP_BYTES:
+        raise pa.ArrowInvalid(f"{len(data)} bytes")
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,11 +359,18 @@ def _decode_kind(
         )
         cells = _unpack_heap(heap, [table[name] for name in layout.heaped], file)
 
-    def column(name: str, dtype: str) -> Column:
+    def part(name: str) -> pa.LargeBinaryArray:
+        assert cells is not None
+        return cells.take(pa.array(np.arange(layout.heaped.index(name), n * k, k)))
+
+    def column(name: str, dtype: str, ragged: bool = False, size: int = 0) -> Column:
         if name not in (layout.dtype.names or ()):
-            return null_column(dtype, n)
+            return null_column(dtype, n, ragged=ragged, size=size)
         if cells is None or name not in layout.heaped:
             return Column(np.ascontiguousarray(table[name]), valid.get(name))
+        if ragged:
+            lengths = part(_lengths_of(name)) if _lengths_of(name) in layout.heaped else None
+            return _lists(part(name), lengths, dtype, valid.get(name), file)
         null = None if name not in valid else ~valid[name]
         index = np.arange(layout.heaped.index(name), n * k, k)
         encoded = cells.take(pa.array(index, mask=null)).dictionary_encode()
@@ -330,8 +384,42 @@ def _decode_kind(
         np.ascontiguousarray(table["target_ts"]) if corrections else None,
         np.ascontiguousarray(table["target_arrival"]) if corrections else None,
         None if schema.event_id_dtype is None else column("event_id", schema.event_id_dtype),
-        {c.name: column(_field(c), c.dtype) for c in schema.columns},
+        {c.name: column(_field(c), c.dtype, c.ragged, c.size) for c in schema.columns},
     )
+
+
+def _lists(
+    held: pa.LargeBinaryArray,
+    lengths: pa.LargeBinaryArray | None,
+    dtype: str,
+    valid: npt.NDArray[np.bool_] | None,
+    file: str,
+) -> Column:
+    """Lists of which each row's elements are bytes; ``lengths`` are those of strings."""
+    offsets, data = _buffers(held)
+    itemsize = 4 if lengths is not None else np.dtype(dtype).itemsize
+    counted, sizes = (offsets, data) if lengths is None else _buffers(lengths)
+    if (counted % itemsize).any():
+        raise CorruptionError(f"a list of {dtype} has a part of an element", file=file)
+    list_offsets = counted // itemsize
+    if lengths is None:
+        values = np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).astype(dtype, copy=False)
+        return Column(values, valid, None, list_offsets)
+    bounds = offsets_of(np.frombuffer(sizes, "<u4"))
+    if (bounds[list_offsets] != offsets).any():
+        raise CorruptionError("lengths of a list's strings do not add up to its bytes", file=file)
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    cells = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(bounds) - 1, buffers).dictionary_encode()
+    codes = cells.indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
+    return Column(codes, valid, cells.dictionary.cast(pa.binary()).cast(ARROW_TYPES[dtype]), list_offsets)
+
+
+def _buffers(array: pa.LargeBinaryArray) -> tuple[npt.NDArray[np.int64], bytes]:
+    """Offsets from 0, and the bytes that they cut."""
+    _, offsets_buffer, data = array.buffers()
+    offsets = np.frombuffer(offsets_buffer or bytes(8), np.int64)[array.offset : array.offset + len(array) + 1]
+    cut = b"" if data is None else data.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_pybytes()
+    return offsets - offsets[0], cut
 
 
 def _unpack_heap(heap: bytes, lengths: list[npt.NDArray[np.uint32]], file: str) -> pa.LargeBinaryArray:
@@ -346,12 +434,14 @@ def _unpack_heap(heap: bytes, lengths: list[npt.NDArray[np.uint32]], file: str) 
 
 
 def _empty(schema: EventSchema) -> Rows:
-    def none(dtype: str) -> Column:
-        column = null_column(dtype, 0)
-        return Column(column.values, None, column.dictionary)
+    def none(dtype: str, ragged: bool = False, size: int = 0) -> Column:
+        column = null_column(dtype, 0, ragged=ragged, size=size)
+        return Column(column.values, None, column.dictionary, column.offsets)
 
     ids = None if schema.event_id_dtype is None else none(schema.event_id_dtype)
-    return Rows(np.empty(0, np.int64), None, None, ids, {c.name: none(c.dtype) for c in schema.columns})
+    return Rows(
+        np.empty(0, np.int64), None, None, ids, {c.name: none(c.dtype, c.ragged, c.size) for c in schema.columns}
+    )
 
 
 def _concat(parts: list[Rows]) -> Rows:
