@@ -24,7 +24,7 @@ TRAITS: tuple[tuple[Trait, DType], ...] = (
     (Trait.TEXT, "binary"),
     (Trait.ID_LIST, "string"),
     *((t, d) for t in (Trait.ID, Trait.BITMAP, Trait.ID_LIST) for d in _INTEGERS),
-    *((t, d) for t in (Trait.NUMERIC, Trait.VECTOR) for d in (*_INTEGERS, "float32", "float64")),  # type: ignore[misc]
+    *((t, d) for t in (Trait.NUMERIC, Trait.VECTOR) for d in (*_INTEGERS, "float32", "float64")),
 )
 
 
