@@ -31,9 +31,13 @@ def command(store_path: Path, all_generations: bool) -> None:
     from thinrow.core.errors import NewerFormatError, StoreNotFound, ThinrowError
     from thinrow.history.archive.generation import Archive
     from thinrow.history.archive.verify import Damage, as_damage
+    from thinrow.history.backup import is_backup
     from thinrow.history.store import HistoryStore
     from thinrow.storage.objects import LocalObjects
 
+    if is_backup(store_path):
+        _verify_backup(store_path)
+        return
     if not HistoryStore.exists(store_path):
         raise StoreNotFound(f"no store at {store_path}; check the path, `thinrow ingest --create` makes one")
     archive = Archive(LocalObjects(store_path / "archive"))
@@ -59,6 +63,24 @@ def command(store_path: Path, all_generations: bool) -> None:
         sys.exit(1)
     click.echo(f"{rows} events in {len(checked)} generation(s) verified: no damage")
     _name_orphans(archive, generations)
+
+
+def _verify_backup(folder: Path) -> None:
+    """The newest backup of a folder."""
+    from thinrow.history.backup import verify_backup
+
+    number, rows, found = verify_backup(folder)
+    if not found:
+        click.echo(f"backup {number}: {rows} events in 1 generation(s) verified: no damage")
+        return
+    for damage in found[:_LISTED]:
+        click.echo(f"damaged: file {damage.file}: {damage.what}", err=True)
+    click.echo(
+        "what to do next: the store itself may be sound (thinrow verify): back it up into another folder; an older "
+        f"backup may not need these files: thinrow restore {folder} --backup N",
+        err=True,
+    )
+    sys.exit(1)
 
 
 def _generations(archive: Archive, found: list[Damage]) -> Iterator[Generation]:

@@ -18,13 +18,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from thinrow.core.clock import Clock, system_clock
-from thinrow.core.errors import InputError, StoreExists, StoreNotFound
+from thinrow.core.errors import InputError, StoreError, StoreExists, StoreNotFound
 from thinrow.core.units import EPOCH_BITS
 from thinrow.core.users import Users, as_users
 from thinrow.history.archive import arrow
 from thinrow.history.archive.find import find_event
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.verify import Damage
+from thinrow.history.backup import BackupReport, backup, prune, restore
 from thinrow.history.buckets import CompactReport, Progress
 from thinrow.history.compact import compact
 from thinrow.history.engines import BucketEngine, EngineName
@@ -155,6 +156,42 @@ class HistoryStore:
         ``engine`` "ray" writes the buckets on a Ray cluster whose nodes all reach the store under its path.
         """
         return compact(self.archive, self.recent, full=full, progress=progress, engine=engine)
+
+    def backup(self, folder: str | Path, *, keep: int | None = None, progress: Progress | None = None) -> BackupReport:
+        """Copy the store, as it is at one moment, into ``folder``, while it is written to by whatever process.
+
+        Files that never change are copied once: backups into one folder share them. Logs and tables below the store's
+        directory are copied too. ``thinrow.history.backup`` says how.
+
+        Args:
+            keep: remove older backups of the folder afterwards, all but the newest so many; None leaves them.
+
+        Raises:
+            StoreError: the disk refuses, the recent tier is none of LMDB, or logs and tables never stood still.
+        """
+        if not isinstance(self.recent, LmdbRecent):
+            raise StoreError(
+                "only a store whose recent tier is LMDB can be copied; use the backup of the tier's server"
+            )
+        report = backup(self.path, self.archive, self.recent, Path(folder), progress)
+        if keep is not None:
+            prune(Path(folder), keep)
+        return report
+
+    @staticmethod
+    def restore(folder: str | Path, path: str | Path, number: int | None = None) -> BackupReport:
+        """Make a store at ``path`` from backup ``number`` of ``folder``, or from its newest.
+
+        The restored store counts from a new epoch on: numbers that the original gave out after the backup are not
+        given again, so that requests logged there cannot be taken for requests of this store. What the original took
+        in after the backup is to be appended again from its source; events whose ids are there already are skipped.
+
+        Raises:
+            StoreNotFound: ``folder`` holds no such backup.
+            StoreExists: a store is at ``path``.
+            CorruptionError: the copy is damaged; nothing was restored that would open.
+        """
+        return restore(Path(folder), Path(path), number, next_epoch)
 
     def collect_garbage(self, *, keep: int = 2, grace_s: float = 3_600.0, dry_run: bool = False) -> Garbage:
         """Remove old generations that nobody holds, and what killed writers left; see ``Archive.collect_garbage``."""

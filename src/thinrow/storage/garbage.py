@@ -113,10 +113,10 @@ def collect(
             log.drop(n)
         for n in gone:
             retired.drop(n)
-    named = {s for body in kept for s in _strings(body)}
+    named = {s for body in kept for s in strings_of(body)}
     for n in log.list():
         if n not in old:
-            named |= set(_strings(log.load(n)))
+            named |= set(strings_of(log.load(n)))
     orphans = list(_orphans(entries, named, grace_ms, held.since_ms, pins.clock()))
     freed = sum(e.bytes for e in orphans)
     if not dry_run:
@@ -157,13 +157,13 @@ def _orphans(
     return (e for e in entries if e.name not in named and e.modified_ms < before)
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Every string in a manifest: whatever it names, in whatever key, is live."""
+def strings_of(value: Any) -> Iterator[str]:
+    """Every string in a manifest: what it names, under whatever key, is live."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for inner in value.values():
-            yield from _strings(inner)
+            yield from strings_of(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _strings(inner)
+            yield from strings_of(inner)

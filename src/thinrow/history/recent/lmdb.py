@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import lmdb
+import numpy as np
 
 from thinrow.core.errors import CorruptionError, NewerFormatError, SchemaError, StoreError, UserKindError
+from thinrow.core.units import EPOCH_BITS
 from thinrow.history.recent.blocks import BlockTier, Pairs, Writing, check_evolution
-from thinrow.history.recent.keys import AFTER_ALL, is_sealed, seal
+from thinrow.history.recent.keys import AFTER_ALL, is_sealed, seal, unpack_pairs
 from thinrow.history.recent.rows import FORMAT
 from thinrow.schema import EventSchema
 
@@ -36,6 +38,7 @@ T = TypeVar("T")
 #: Address space reserved at first; the file itself grows with the data, and the map when it is full.
 MAP_BYTES = 1 << 30
 _MAX_READERS = 512
+_USERS_AT_ONCE = 65_536
 _DATABASES = ("events", "users", "ids", "meta")
 _DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError, lmdb.BadRslotError)
 
@@ -116,6 +119,46 @@ class LmdbRecent(BlockTier):
             with _HELD_LOCK:
                 if _HELD.get(self._identity) is self:
                     del _HELD[self._identity]
+
+    def copy(self, path: Path, still: Callable[[], bool]) -> bool:
+        """Write the tier, as it is at one moment, to the new directory ``path``, durably; appends go on meanwhile.
+
+        Args:
+            still: asked just after the moment; where it says False nothing is written and False is returned.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        with self._read() as view:
+            if not still():
+                return False
+            path.mkdir(parents=True)
+            self._live().copy(str(path), compact=True, txn=view.txn)
+        descriptor = os.open(path / "data.mdb", os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return True
+
+    def begin_epoch(self, above: int) -> int:
+        """Count from a new epoch on, for all users, those not known yet included; returns its first number.
+
+        A tier that was copied needs it: what its original gave out after the copy must not be given out again.
+
+        Args:
+            above: a number of the archive, or elsewhere, that the epoch must exceed too.
+        """
+        with self._read() as view:
+            counters = [unpack_pairs([v], self._name, "the user counters")[0].max() for _, v in view.scan("users")]
+        epoch = ((max([above, self._floor, *map(int, counters)]) >> EPOCH_BITS) + 1) << EPOCH_BITS
+        users = self.known_users()
+        for part in (users[a : a + _USERS_AT_ONCE] for a in range(0, len(users), _USERS_AT_ONCE)):
+            self.raise_counters(part, np.full(len(part), epoch, np.int64))
+        with self._translated(), self._writer, self._live().begin(write=True) as txn:
+            self._put_meta(txn, self._dbs["meta"], "floor", str(epoch))
+        self._floor = epoch
+        return epoch
 
     @contextmanager
     def _read(self) -> Iterator[_Transaction]:
@@ -234,11 +277,11 @@ class _Transaction:
     """``Reading`` and ``Writing`` over one LMDB transaction. All that it returns is copied."""
 
     def __init__(self, txn: Any, dbs: dict[str, Any]) -> None:
-        self._txn, self._dbs = txn, dbs
+        self.txn, self._dbs = txn, dbs
         self._events = txn.cursor(dbs["events"])
 
     def pairs(self, name: Pairs, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = dict(self._txn.cursor(self._dbs[name]).getmulti(keys))
+        found: dict[bytes, bytes] = dict(self.txn.cursor(self._dbs[name]).getmulti(keys))
         return found
 
     def blocks(self, user_key: bytes, after: int, into_keys: list[bytes], into_values: list[bytes]) -> int:
@@ -278,18 +321,18 @@ class _Transaction:
         return found
 
     def scan(self, name: Pairs) -> Iterator[tuple[bytes, bytes]]:
-        found: Iterator[tuple[bytes, bytes]] = self._txn.cursor(self._dbs[name]).iternext()
+        found: Iterator[tuple[bytes, bytes]] = self.txn.cursor(self._dbs[name]).iternext()
         return found
 
     def put_pairs(self, name: Pairs, items: Iterable[tuple[bytes, bytes]]) -> None:
-        self._txn.cursor(self._dbs[name]).putmulti(items)
+        self.txn.cursor(self._dbs[name]).putmulti(items)
 
     def put_blocks(self, items: Iterable[tuple[bytes, bytes]]) -> None:
         self._events.putmulti(items)
 
     def drop_blocks(self, keys: Sequence[bytes]) -> None:
         for key in keys:
-            self._txn.delete(key, db=self._dbs["events"])
+            self.txn.delete(key, db=self._dbs["events"])
 
 
 def _is_of(event_key: bytes, user_key: bytes) -> bool:
