@@ -16,7 +16,7 @@ def main() -> int:
     """Parse, run, print."""
     names = sorted(p.stem for p in (Path(__file__).parent / "cases").glob("*.py") if p.stem != "__init__")
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("case", choices=names)
+    parser.add_argument("case", choices=[*names, "limits"], help="limits: all cases about stores, and their bars")
     parser.add_argument("--quick", action="store_true", help="small data, few rounds: does it run at all")
     parser.add_argument(
         "--json", default="-", metavar="FILE", help="where the JSON object goes; - (default) is the last line of output"
@@ -29,7 +29,8 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=lambda text: tuple(text.split(",")), help="only these, comma-separated")
     args = parser.parse_args()
     asked = {k: v for k, v in vars(args).items() if k not in ("case", "json")}
-    result = importlib.import_module(f"bench.cases.{args.case}").run(Options(**asked))
+    module = "bench.limits" if args.case == "limits" else f"bench.cases.{args.case}"
+    result = importlib.import_module(module).run(Options(**asked))
     text = json.dumps(result.to_dict())
     if args.json == "-":
         sys.stdout.write(text + "\n")

@@ -40,6 +40,17 @@ class Options:
     newest: tuple[str, ...] | None = None
     patterns: tuple[str, ...] | None = None
 
+    def arguments(self) -> list[str]:
+        """The same options on a command line."""
+        given = ["--quick"] if self.quick else []
+        for name in ("data", "git_file", "work", "rounds"):
+            value = getattr(self, name)
+            given += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+        for name in ("peers", "newest", "patterns"):
+            value = getattr(self, name)
+            given += [] if value is None else [f"--{name}", ",".join(value)]
+        return given
+
     def choice(self, what: str, known: tuple[str, ...], *, partial: bool = False) -> tuple[str, ...]:
         """Those of ``known`` that the option ``what`` names, all where it names none. Unless ``partial``, a name that
         is not known ends the run."""

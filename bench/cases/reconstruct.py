@@ -24,23 +24,31 @@ from contextlib import contextmanager
 from functools import partial
 
 from bench.datagen.datasets import Histories, Work, load
-from bench.datagen.requests import Batch, clustered, random_users
+from bench.datagen.requests import Batch, clustered_batches, random_users
 from bench.harness import Options, Rates, Result, rates
 from bench.harness import Work as Timed
 from bench.peers.duckdb import DuckDb
 from bench.peers.fat_rows import SortedFatRows, UnsortedFatRows
-from bench.peers.lance import Lance
+from bench.peers.lance import Lance, LancePlain
 from bench.peers.peer import Out, Peer, new_out, same
 from bench.peers.raw_copy import RawCopy
-from bench.peers.rocksdb import RocksDb
+from bench.peers.rocksdb import RocksDb, RocksDbPlain
 from bench.peers.thinrow import Thinrow
 from bench.peers.vortex import VortexIndices, VortexRanges
 
-_PEERS: tuple[type[Peer], ...] = (RawCopy, VortexRanges, VortexIndices, RocksDb, Lance, DuckDb)
+_PEERS: tuple[type[Peer], ...] = (
+    RawCopy,
+    VortexRanges,
+    VortexIndices,
+    RocksDb,
+    RocksDbPlain,
+    Lance,
+    LancePlain,
+    DuckDb,
+)
 _FAT_ROWS = (SortedFatRows, UnsortedFatRows)
 NEWEST: dict[str, int | None] = {"256": 256, "4096": 4096, "16384": 16384, "all": None}
 PATTERNS = ("random", "k20")
-K = 20
 
 
 def run(options: Options) -> Result:
@@ -61,7 +69,7 @@ def run(options: Options) -> Result:
 def _batches(data: Histories, pattern: str, quick: bool) -> list[Batch]:
     if pattern == "random":
         return random_users(data, 2 if quick else 4, 24 if quick else 512)
-    return clustered(data, 2 if quick else 4, 5 if quick else 25, K)
+    return clustered_batches(data, quick)
 
 
 def _run_pattern(

@@ -27,6 +27,7 @@ class HistoriesSpec:
     zipf: that exponent.
     tie_rate: share of neighbours with the same time.
     late_rate: share of events that arrive after later ones.
+    late_days: how late those are on average (exponential).
     """
 
     users: int = 2_000
@@ -37,6 +38,7 @@ class HistoriesSpec:
     zipf: float = 1.1
     tie_rate: float = 0.2
     late_rate: float = 0.0
+    late_days: float = 3.0
     seed: int = 7
 
 
@@ -60,7 +62,7 @@ def histories(spec: HistoriesSpec) -> pa.Table:
     user = np.repeat(np.arange(spec.users, dtype=np.int64), lengths)
     event_ts = _times(spec, rng, lengths)
     late = rng.random(n) < spec.late_rate
-    delay = np.where(late, rng.exponential(86_400_000 * 3, n), 0).astype(np.int64)
+    delay = np.where(late, rng.exponential(86_400_000 * spec.late_days, n), 0).astype(np.int64)
     ids = (np.arange(spec.items, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(24)
     weight = np.cumsum(1.0 / np.arange(1, spec.items + 1) ** spec.zipf)
     rank = np.minimum(np.searchsorted(weight, rng.random(n) * weight[-1]), spec.items - 1)

@@ -6,6 +6,7 @@ where their histories begin and ``stop`` [130, 140, 260, 290] (exclusive) where 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,9 @@ from bench.datagen.datasets import Histories, Ints
 from thinrow.core.ragged import offsets_of
 from thinrow.core.users import bucket_of
 from thinrow.history.store import DEFAULT_BUCKETS
+
+#: Requests a user in the clustered pattern.
+K = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,20 @@ def clustered(data: Histories, batches: int, users: int, k: int, seed: int = 2) 
     runs = [order[a : a + users] for a in range(0, data.n_users, users)]
     chosen = rng.choice(len(runs), min(batches, len(runs)), replace=False)
     return [_batch(data, runs[i], np.sort(rng.random((len(runs[i]), k)), axis=1)) for i in chosen]
+
+
+def clustered_batches(data: Histories, quick: bool) -> list[Batch]:
+    """The K = 20 that all cases share: batches of 25 users (quick: 5) with 20 requests each."""
+    return clustered(data, 2 if quick else 4, 5 if quick else 25, K)
+
+
+def unique_events(batches: Sequence[Batch]) -> int:
+    """Events that some request of the batches sees."""
+    first, last = (np.concatenate([getattr(b, n) for b in batches]) for n in ("start", "stop"))
+    begins, row = np.unique(first, return_inverse=True)
+    ends = np.zeros(len(begins), np.int64)
+    np.maximum.at(ends, row, last)
+    return int((ends - begins).sum())
 
 
 def _batch(data: Histories, users: Ints, place: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> Batch:

@@ -77,12 +77,17 @@ class UnsortedFatRows(SortedFatRows):
     name: ClassVar[str] = "unsorted_fat_rows"
 
     def _ordered(self, batches: Sequence[Batch]) -> list[Batch]:
-        fields = ("users", "request_ts", "start", "stop")
-        joined = Batch(*(np.concatenate([getattr(b, f) for b in batches]) for f in fields))
-        order = np.argsort(joined.request_ts, kind="stable")
-        joined = Batch(*(getattr(joined, f)[order] for f in fields))
-        cuts = np.cumsum([0, *(len(b) for b in batches)])
-        return [joined.slice(a, b) for a, b in pairwise(cuts.tolist())]
+        return in_time_order(batches)
+
+
+def in_time_order(batches: Sequence[Batch]) -> list[Batch]:
+    """The same requests by time, cut into batches of the same sizes."""
+    fields = ("users", "request_ts", "start", "stop")
+    joined = Batch(*(np.concatenate([getattr(b, f) for b in batches]) for f in fields))
+    order = np.argsort(joined.request_ts, kind="stable")
+    joined = Batch(*(getattr(joined, f)[order] for f in fields))
+    cuts = np.cumsum([0, *(len(b) for b in batches)])
+    return [joined.slice(a, b) for a, b in pairwise(cuts.tolist())]
 
 
 def write_fat_rows(path: Path, data: Histories, batches: Sequence[Batch], longest: int | None) -> None:

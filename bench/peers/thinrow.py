@@ -12,11 +12,15 @@ from bench.datagen.datasets import Histories, Work
 from bench.datagen.requests import Batch
 from bench.peers.peer import Out, Peer, copy_values
 from thinrow.core.ragged import offsets_of
+from thinrow.history.archive.generation import Generation
+from thinrow.history.archive.reader import ReadStats
+from thinrow.history.archive.window import Window
 from thinrow.history.reconstruct import reconstruct
 from thinrow.history.requests import RequestBatch
 from thinrow.history.store import HistoryStore
-from thinrow.jagged import SharedHistories
-from thinrow.schema import Projection
+from thinrow.jagged import HIDE_DTYPE, Events, SharedHistories
+from thinrow.jagged.column import null_column
+from thinrow.schema import VERSION_DTYPE, Projection
 
 
 class Thinrow(Peer):
@@ -30,7 +34,7 @@ class Thinrow(Peer):
         self.path = work.cached("thinrow", data.parameters, self._build)
         with HistoryStore.open(self.path) as store:
             self.generation = store.pin()
-            self._requests = {id(b): _logged(store, b) for b in batches}
+            self._requests = {id(b): logged(store, b) for b in batches}
 
     def _build(self, path: Path) -> None:
         with HistoryStore.create(path, self.data.schema) as store:
@@ -65,7 +69,7 @@ class Thinrow(Peer):
         return int(at[-1])
 
 
-def _logged(store: HistoryStore, batch: Batch) -> RequestBatch:
+def logged(store: HistoryStore, batch: Batch) -> RequestBatch:
     """Versions of a batch's requests. A snapshot takes a user once, so the k-th requests of all users go together."""
     starts = np.flatnonzero(np.concatenate([[True], batch.users[1:] != batch.users[:-1]]))
     turn = np.arange(len(batch)) - np.repeat(starts, np.diff(np.append(starts, len(batch))))
@@ -77,3 +81,29 @@ def _logged(store: HistoryStore, batch: Batch) -> RequestBatch:
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     return RequestBatch.concat(parts).take(back)
+
+
+def logged_at_its_time(generation: Generation, data: Histories, batch: Batch) -> RequestBatch:
+    """The requests as they were logged when only the events that had arrived by then were archived."""
+    arrival_ts = data.columns["event_ts"] if data.arrival_ts is None else data.arrival_ts
+    known = [
+        int(np.count_nonzero(arrival_ts[a:b] < t))
+        for a, b, t in zip(data.first[batch.users], data.first[batch.users + 1], batch.request_ts, strict=True)
+    ]
+    # Numbers are given in order of arrival, so what had arrived by then are the first of them.
+    bound = np.array(known, np.int64)
+    users, user_of = np.unique(batch.users, return_inverse=True)
+    window = Window(generation, users, user_of.astype(np.int64), batch.request_ts, bound, ReadStats())
+    versions = np.zeros(len(batch), VERSION_DTYPE)
+    versions["seq_len"], versions["checksum"], versions["start_ts"], versions["end_ts"] = window.summarize()
+    versions["last_arrival"] = versions["snapshot_arrival"] = bound
+    versions["schema_id"] = generation.schema.schema_id
+    columns = {c.name: null_column(c.dtype, 0) for c in data.schema.columns}
+    return RequestBatch(
+        batch.users,
+        batch.request_ts,
+        versions,
+        Events.empty(batch.users, columns),
+        np.empty(0, HIDE_DTYPE),
+        np.zeros(len(batch) + 1, np.int64),
+    )

@@ -1,0 +1,112 @@
+"""Every bar of the archive's speed table: required, measured, met or not. ``python -m bench limits`` runs the cases.
+
+A bar names ratios of one case by a pattern; where several match, the worst of them counts. A bar without a match was
+not measured, and is not met::
+
+    reconstruct  vs_vortex.copies.*.newest_256   at least 10   measured 12.5 (vs_vortex.copies.k20.newest_256)   met
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from bench.harness import Options, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """``ratios`` (a glob pattern, ``|`` between alternatives) of ``case`` are at least ``bound``, or at most where
+    ``cost``; a ``bound`` of None is printed only."""
+
+    case: str
+    ratios: str
+    bound: float | None
+    cost: bool = False
+
+
+_LONG = ("newest_4096", "newest_16384")
+
+
+def _over(peer: str, bound: float, newest: tuple[str, ...], ours: str = "copies", pattern: str = "*") -> Bar:
+    return Bar("reconstruct", "|".join(f"vs_{peer}.{ours}.{pattern}.{n}" for n in newest), bound)
+
+
+BARS = (
+    _over("raw_copy", 0.5, _LONG),
+    _over("raw_copy", 1.0, _LONG, "codes"),
+    _over("vortex", 3, _LONG),
+    _over("rocksdb", 3, _LONG),
+    _over("lance", 5, _LONG),
+    _over("duckdb", 10, _LONG),
+    _over("sorted_fat_rows", 2, _LONG, "copies", "k20"),
+    _over("sorted_fat_rows", 20, _LONG, "shared", "k20"),
+    _over("vortex", 10, ("newest_256",)),
+    _over("rocksdb", 3, ("newest_256",)),
+    _over("lance", 10, ("newest_256",)),
+    _over("duckdb", 10, ("newest_256",)),
+    _over("sorted_fat_rows", 30, ("newest_256",), "copies", "k20"),
+    _over("sorted_fat_rows", 150, ("newest_256",), "shared", "k20"),
+    Bar("reconstruct", "|".join(f"threads_2_over_1.*.{n}" for n in _LONG), 1.8),
+    Bar("storage", "vs_sorted_fat_rows_bytes", 0.75, cost=True),
+    Bar("storage", "vs_vortex_bytes", 0.9, cost=True),
+    Bar("storage", "vs_parquet_bytes", 1.1, cost=True),
+    Bar("write", "vs_sorted_fat_rows", 5),
+    Bar("write", "vs_sorted_fat_rows_bytes", 0.9, cost=True),
+    Bar("write", "vs_unsorted_fat_rows_bytes", 0.15, cost=True),
+    Bar("projection", "vs_longest_tenant_bytes.*", 0.08, cost=True),
+    Bar("single", "vs_*.p50", 1.0),
+    Bar("single", "vs_*.p99", 1.0),
+    Bar("verify", "vs_unverified.late_0.0", 0.95),
+    Bar("levels", "vs_16_segments.*", None),
+)
+
+
+def run(options: Options) -> Result:
+    """Run each case in a process of its own, with the same options, and hold its ratios to the bars."""
+    found = {case: _run_case(case, options) for case in dict.fromkeys(b.case for b in BARS)}
+    result = Result("limits", {c: r["parameters"] for c, r in found.items()})
+    result.figures = {
+        "bars": [judge(b, found[b.case]["ratios"]) for b in BARS],
+        "cases": {c: r["figures"] for c, r in found.items()},
+    }
+    result.ratios = {f"{c}:{k}": v for c, r in found.items() for k, v in r["ratios"].items()}
+    sys.stderr.write(as_text(result.figures["bars"]))
+    return result
+
+
+def judge(bar: Bar, ratios: Mapping[str, float]) -> dict[str, Any]:
+    """What is required, what was measured (the worst match), and whether that meets it."""
+    matches = {k: v for k, v in ratios.items() if any(fnmatchcase(k, p) for p in bar.ratios.split("|"))}
+    worst = (max if bar.cost else min)(matches, key=matches.__getitem__) if matches else None
+    measured = None if worst is None else matches[worst]
+    met: bool | None = None
+    if bar.bound is not None:
+        met = measured is not None and (measured <= bar.bound if bar.cost else measured >= bar.bound)
+    required = "printed" if bar.bound is None else f"at {'most' if bar.cost else 'least'} {bar.bound:g}"
+    return {
+        "case": bar.case, "ratios": bar.ratios, "required": required, "measured": measured, "worst": worst, "met": met,
+    }  # fmt: skip
+
+
+def as_text(bars: list[dict[str, Any]]) -> str:
+    """One line a bar."""
+    lines = []
+    for b in bars:
+        met = {True: "met", False: "NOT MET", None: ""}[b["met"]]
+        measured = "not measured" if b["measured"] is None else f"{b['measured']:.3g}"
+        lines.append(f"{b['case']:12} {b['worst'] or b['ratios']:52} {b['required']:14} {measured:>12}  {met}\n")
+    asked = [b for b in bars if b["met"] is not None]
+    return "".join(lines) + f"{sum(b['met'] for b in asked)} of {len(asked)} bars met\n"
+
+
+def _run_case(case: str, options: Options) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench", case, "--json", "-", *options.arguments()]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
