@@ -83,7 +83,7 @@ def command(
     if exists:
         with HistoryStore.open(store_path) as store:
             _require_same(store, store_path, schema, buckets)
-            _append(store, check_table(table, store.schema), then_compact)
+            _append(store, store.check(table), then_compact)
         return
     if schema is None:
         raise InputError("--create needs --schema FILE, or --user COLUMN and --time COLUMN")
@@ -130,14 +130,17 @@ def _require_same(store: HistoryStore, path: Path, schema: EventSchema | None, b
             raise SchemaError(f"{key} is {here[key]!r}, but {there[key]!r} {own}")
     mine, its = ({c["name"]: c for c in s["columns"]} for s in (here, there))
     for name in [*mine, *its]:
-        if mine.get(name) != its.get(name):
-            raise SchemaError(f"column {name!r} is {_described(mine.get(name))}, but {_described(its.get(name))} {own}")
+        if _described(mine.get(name)) != _described(its.get(name)):
+            raise SchemaError(
+                f"column {name!r} is {_described(mine.get(name))}, but {_described(its.get(name))} {own}, or change "
+                "the store's: thinrow schema"
+            )
 
 
 def _described(column: dict[str, object] | None) -> str:
     if column is None:
         return "missing"
-    return ", ".join(f"{k} {v!r}" for k, v in column.items() if k != "name")
+    return ", ".join(f"{k} {v!r}" for k, v in column.items() if k not in ("name", "id"))
 
 
 def _check_corrections(events: CheckedEvents, schema: EventSchema) -> None:

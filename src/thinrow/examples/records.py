@@ -5,8 +5,9 @@ An impression is one *request*, not one candidate: candidate features are jagged
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,9 @@ from thinrow.jagged.jagged import Jagged
 from thinrow.schema.event_schema import EventSchema
 from thinrow.schema.example_schema import ExampleSchema, FieldSpec
 from thinrow.schema.version import VERSION_DTYPE
+
+#: Key of a table's metadata: the event schema, as JSON, whose names the recent columns have.
+WRITTEN_UNDER = b"thinrow.event_schema"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,22 +146,25 @@ class Impressions:
             InputError: lengths disagree, a name is missing or unknown, a key is negative or null.
             SchemaError: a column is of another type than the schemas say.
         """
+        impressions, events = _under_newest(self, events)
         fields = request_fields(events, examples)
-        return pa.table(_request_arrays(self, events, examples, fields), schema=arrow_schema(fields))
+        schema = arrow_schema(fields).with_metadata({WRITTEN_UNDER: events.to_json()})
+        return pa.table(_request_arrays(impressions, events, examples, fields), schema=schema)
 
     @classmethod
     def from_arrow(cls, table: pa.Table, events: EventSchema, examples: ExampleSchema) -> Impressions:
-        """Reverse of ``to_arrow``. A recent column that the table lacks (added to the schema later) reads as null.
+        """Reverse of ``to_arrow``; recent events come as columns of the newer of ``events`` and the schema that the
+        rows were written under, matched by column id: null where they lack one.
 
         Raises:
             SchemaError: another column is missing, or of another type.
         """
         table = table.combine_chunks()
-        fields = {f.name: f for f in request_fields(events, examples)}
-        _require_columns(table, fields.values())
+        written = _written_under(table, events)
+        _require_columns(table, request_fields(written, examples))
         return cls(
             load_int64(table["request_id"]),
-            _load_snapshots(table, events),
+            _load_snapshots(table, written).under(_newest(events, written)),
             {f.name: Column.from_arrow(table[f"ctx_{f.name}"], f.dtype) for f in examples.context},
             _load_rows(table, "cand_", [(f.name, f.dtype) for f in examples.candidates]),
             Column.from_arrow(table["model_version"], "string"),
@@ -305,8 +312,9 @@ class ExampleBatch:
 
     def to_arrow(self, events: EventSchema, examples: ExampleSchema) -> pa.Table:
         """One row an example, columns as ``layout.example_fields``. Raises as ``Impressions.to_arrow``."""
+        impressions, events = _under_newest(self.impressions, events)
         fields = example_fields(events, examples)
-        arrays = _request_arrays(self.impressions, events, examples, request_fields(events, examples))
+        arrays = _request_arrays(impressions, events, examples, request_fields(events, examples))
         names = [n for n, _ in examples.outcomes]
         _same_names("label", self.labels, names)
         _same_shape(self.labels | {"": self.candidates[examples.item]}, len(self))
@@ -318,7 +326,7 @@ class ExampleBatch:
     def from_arrow(cls, table: pa.Table, events: EventSchema, examples: ExampleSchema) -> ExampleBatch:
         """Reverse of ``to_arrow``. Raises as ``Impressions.from_arrow``."""
         table = table.combine_chunks()
-        _require_columns(table, example_fields(events, examples))
+        _require_columns(table, example_fields(_written_under(table, events), examples))
         labels = _load_rows(table, "label_", [(n, "int32") for n, _ in examples.outcomes])
         return cls.label(Impressions.from_arrow(table, events, examples), labels)
 
@@ -405,6 +413,22 @@ def _same_shape(rows_of: Mapping[str, Jagged], n: int) -> None:
             )
 
 
+def _newest(a: EventSchema, b: EventSchema) -> EventSchema:
+    return b if b.schema_id > a.schema_id else a
+
+
+def _under_newest(i: Impressions, events: EventSchema) -> tuple[Impressions, EventSchema]:
+    """The impressions with recent events as columns of the newer of their schema and ``events``, and that schema."""
+    newest = _newest(events, i.snapshots.schema or events)
+    return replace(i, snapshots=i.snapshots.under(newest)), newest
+
+
+def _written_under(table: pa.Table, events: EventSchema) -> EventSchema:
+    """The schema whose names the recent columns have; ``events`` where the table does not say."""
+    text = (table.schema.metadata or {}).get(WRITTEN_UNDER)
+    return events if text is None else EventSchema.from_dict(json.loads(text))
+
+
 def _request_arrays(
     i: Impressions, events: EventSchema, examples: ExampleSchema, fields: Sequence[StoredField]
 ) -> list[pa.Array]:
@@ -477,4 +501,5 @@ def _load_snapshots(table: pa.Table, events: EventSchema) -> RequestBatch:
     hides = np.empty(len(hidden["event_ts"].column), HIDE_DTYPE)
     for name, rows in hidden.items():
         hides[name] = rows.column.values
-    return RequestBatch(users, load_int64(table["request_ts"]), versions, inline, hides, hidden["event_ts"].offsets)
+    times, hide_offsets = load_int64(table["request_ts"]), hidden["event_ts"].offsets
+    return RequestBatch(users, times, versions, inline, hides, hide_offsets, events)

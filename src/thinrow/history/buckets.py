@@ -220,11 +220,12 @@ def write_bucket(task: BucketTask) -> BucketWrite | None:
     base, schema = task.base, task.base.schema
     numbers = base.segments_of(task.bucket)
     keep = 0 if task.full else len(numbers) if task.keep else _kept(base, numbers, task.n_new)
-    if not task.n_new and len(numbers) - keep <= 1 and not (task.full and _carries_hides(base, numbers)):
+    if not task.n_new and len(numbers) - keep <= 1 and not (task.full and _unsettled(base, numbers)):
         return None
     older, view = base.only(numbers[:keep]), base.only(numbers[keep:])
     # Where nothing is merged there is nothing to prove: what is new is what the writer digests.
-    expected = reduce(_add, (dict(info.digests) for _, info in view.segments)) if view.segments else None
+    held = [_comparable(view, n) for n in range(len(view.segments))]
+    expected = reduce(_add, held) if held else None
     n_new = 0
     hides: list[Hides] = []
     rows = rows_of(schema, PART_BYTES)
@@ -254,8 +255,21 @@ def _kept(base: Generation, numbers: Sequence[int], new_rows: int) -> int:
     return keep
 
 
-def _carries_hides(base: Generation, numbers: Sequence[int]) -> bool:
-    return any(len(base.segment(n).hides.records) for n in numbers)
+def _unsettled(base: Generation, numbers: Sequence[int]) -> bool:
+    """Whether a segment carries hides, or other columns than today's schema has (by another name is no other)."""
+    today = {(c.id, c.dtype, c.nullable) for c in stored_columns(base.schema)}
+    return any(
+        len(base.segment(n).hides.records) or {(c.id, c.dtype, c.nullable) for c in base.segment(n).columns} != today
+        for n in numbers
+    )
+
+
+def _comparable(view: Generation, number: int) -> dict[str, int]:
+    """Digests of a segment that its events have under today's schema too: a widened float has other bits."""
+    today = {c.id: c.dtype for c in view.schema.columns}
+    stored = {c.id: c.dtype for c in view.segment(number).columns}
+    widened = {str(i) for i, dtype in stored.items() if dtype == "float32" and today.get(i, dtype) != dtype}
+    return {k: d for k, d in view.segments[number][1].digests.items() if k not in widened}
 
 
 def _add(total: dict[str, int], part: Mapping[str, int]) -> dict[str, int]:

@@ -123,7 +123,7 @@ class Drain:
     def _read(self, first: int, last: int) -> NewEvents:
         users = self.users[first:last]
         watermark = look_up(self._base, users).watermark
-        read = self._recent.read_since(users, watermark)
+        read = self._recent.read_since(users, watermark, self._base.schema)
         events = read.events
         if read.event_ids is not None:
             columns = {**events.columns, "event_id": read.event_ids}

@@ -20,13 +20,15 @@ from thinrow.schema import EventSchema
 
 @dataclass(frozen=True, slots=True)
 class CheckedEvents:
-    """Events in arrival order, (n,) each: ids, event_ts in ms, columns by name, and the optional ids of events."""
+    """Events in arrival order, (n,) each: ids, event_ts in ms, columns by name, and the optional ids of events;
+    ``schema`` is the one that they were checked under (None: that of whoever takes them)."""
 
     users: Users
     event_ts: npt.NDArray[np.int64]
     columns: dict[str, Column]
     event_ids: Column | None
     supersedes: Column | None
+    schema: EventSchema | None = None
 
     def __len__(self) -> int:
         return len(self.event_ts)
@@ -40,6 +42,7 @@ class CheckedEvents:
             {n: c.take(rows) for n, c in self.columns.items()},
             None if self.event_ids is None else self.event_ids.take(rows),
             None if self.supersedes is None else self.supersedes.take(rows),
+            self.schema,
         )
 
 
@@ -77,7 +80,7 @@ def check_table(table: pa.Table, schema: EventSchema) -> CheckedEvents:
         name = schema.supersedes_column
         supersedes = _typed(_get(table, name, "supersedes"), schema.event_id_dtype, name)
         _check_id_lengths(supersedes, name)
-    checked = CheckedEvents(users, event_ts, columns, event_ids, supersedes)
+    checked = CheckedEvents(users, event_ts, columns, event_ids, supersedes, schema)
     if schema.arrival_time_column is None:
         return checked
     arrived = _times(_get(table, schema.arrival_time_column, "arrival_time"), schema.arrival_time_column)
@@ -88,6 +91,7 @@ def check_table(table: pa.Table, schema: EventSchema) -> CheckedEvents:
         {n: c.take(order) for n, c in columns.items()},
         None if event_ids is None else event_ids.take(order),
         None if supersedes is None else supersedes.take(order),
+        schema,
     )
 
 

@@ -40,7 +40,7 @@ def bulk_load(archive: Archive, recent: RecentTier, events: CheckedEvents) -> Co
     loaded = np.bincount(row_of, minlength=len(users)).astype(np.int64)
     watermark = look_up(base, users).watermark
     first = recent.reserve(users, watermark, loaded)
-    everything = _joined(recent.read_since(users, watermark).events, events, row_of, first)
+    everything = _joined(recent.read_since(users, watermark, base.schema).events, events, row_of, first)
     buckets = bucket_of(users, base.n_buckets)
 
     def write(bucket: int) -> BucketWrite | None:

@@ -25,11 +25,12 @@ from thinrow.history.archive.hides import hide
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.reader import Ints, ReadStats
 from thinrow.history.archive.window import Window, merge, read_everything
+from thinrow.history.recast import recast
 from thinrow.history.requests import RequestBatch
-from thinrow.jagged import Column, Events, SharedHistories
+from thinrow.jagged import Events, SharedHistories
 from thinrow.jagged.column import concat_columns
 from thinrow.kernels import kernel
-from thinrow.schema import Projection
+from thinrow.schema import ColumnSpec, Projection
 from thinrow.storage.meter import metering
 
 _BEGINNING = np.iinfo(np.int64).min
@@ -67,7 +68,8 @@ def reconstruct(
 def _reconstruct(
     generation: Generation, batch: RequestBatch, projection: Projection, verify: bool, stats: ReadStats
 ) -> Reconstruction:
-    columns = [StoredColumn.of(c) for c in projection.resolve(generation.schema)]
+    specs = projection.resolve(generation.schema)
+    columns = [StoredColumn.of(c) for c in specs]
     users, user_of = distinct(batch.users)
     bound = np.ascontiguousarray(batch.versions["snapshot_arrival"])
     hide_user = user_of[np.repeat(np.arange(len(batch)), np.diff(batch.hide_offsets))]
@@ -85,7 +87,7 @@ def _reconstruct(
     events = window.read(newest, oldest, columns)
     since = time.perf_counter()
     if not archived.all():
-        events = _merge_inline(events, batch, user_of, ~archived, window, columns)
+        events = _merge_inline(events, batch, user_of, ~archived, window, specs)
     start, stop, exact = kernel("example_slices")(
         events.offsets,
         events.event_ts,
@@ -173,7 +175,7 @@ def _merge_inline(
     user_of: Ints,
     wanted: npt.NDArray[np.bool_],
     window: Window,
-    columns: Sequence[StoredColumn],
+    columns: Sequence[ColumnSpec],
 ) -> Events:
     """Add the inline events that the archive does not hold, each once per user."""
     inline = batch.inline
@@ -188,6 +190,7 @@ def _merge_inline(
     arrival = inline.arrival[rows]
     lost = arrival <= window.pieces.watermark[owner[rows]]
     hidden = np.where(lost, ((arrival >> EPOCH_BITS) + 1) << EPOCH_BITS, inline.hidden_from[rows])
+    fresh = recast(inline.columns, batch.schema or window.generation.schema, columns, len(inline), rows)
     extra_off = base + np.searchsorted(owner[rows], np.arange(n_users + 1)).astype(np.int64)
     joined = Events(
         events.users,
@@ -195,16 +198,9 @@ def _merge_inline(
         np.concatenate([events.event_ts, inline.event_ts[rows]]),
         np.concatenate([events.arrival, inline.arrival[rows]]),
         np.concatenate([events.hidden_from, hidden]),
-        {c.name: concat_columns([events.columns[c.name], _inline_column(inline, c, rows)]) for c in columns},
+        {n: concat_columns([events.columns[n], c]) for n, c in fresh.items()},
     )
     starts = np.stack([events.offsets[:-1], extra_off[:-1]], axis=1).ravel()
     stops = np.stack([events.offsets[1:], extra_off[1:]], axis=1).ravel()
     merged = merge(joined, np.arange(0, 2 * n_users + 1, 2), starts, stops)
     return hide(merged, window.pieces.hides, window.pieces.hide_off)
-
-
-def _inline_column(inline: Events, spec: StoredColumn, rows: Ints) -> Column:
-    column = inline.columns.get(spec.name)
-    if column is not None:
-        return column.take(rows)
-    return spec.nulls(len(rows))

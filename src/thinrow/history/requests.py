@@ -12,7 +12,7 @@ events, one of which a recent correction (arrival 6) had hidden from everything 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,10 @@ import numpy.typing as npt
 
 from thinrow.core.ragged import ranges_index
 from thinrow.core.users import Users
+from thinrow.history.recast import recast
 from thinrow.jagged.column import concat_columns
 from thinrow.jagged.events import Events
+from thinrow.schema import EventSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class RequestBatch:
             ``users``, repeats included, and ``hidden_from`` is ``NEVER`` throughout.
         hides: (H,) ``HIDE_DTYPE``, events hidden by recent corrections that the request could see.
         hide_offsets: (X + 1,) int64; the hides of request i are ``hides[hide_offsets[i]:hide_offsets[i + 1]]``.
+        schema: whose column names ``inline`` has; None for that of the generation which the requests are rebuilt from.
     """
 
     users: Users
@@ -44,6 +47,7 @@ class RequestBatch:
     inline: Events
     hides: npt.NDArray[np.void]
     hide_offsets: npt.NDArray[np.int64]
+    schema: EventSchema | None = None
 
     def __len__(self) -> int:
         return len(self.request_ts)
@@ -58,13 +62,25 @@ class RequestBatch:
             self.inline.take_users(rows),
             self.hides[index],
             offsets,
+            self.schema,
         )
+
+    def under(self, schema: EventSchema | None) -> RequestBatch:
+        """The same requests with inline events as columns of ``schema``, matched by id (None changes nothing)."""
+        if schema is None or self.schema is None or self.schema == schema:
+            return self
+        e = self.inline
+        columns = recast(e.columns, self.schema, schema.columns, len(e))
+        inline = Events(e.users, e.offsets, e.event_ts, e.arrival, e.hidden_from, columns)
+        return replace(self, inline=inline, schema=schema)
 
     @staticmethod
     def concat(parts: Sequence[RequestBatch]) -> RequestBatch:
-        """The requests of ``parts`` (one or more, of one schema) one after another."""
+        """The requests of ``parts`` (one or more, of one store) one after another, under their newest schema."""
         if len(parts) == 1:
             return parts[0]
+        newest = max((p.schema for p in parts if p.schema is not None), key=lambda s: s.schema_id, default=None)
+        parts = [p.under(newest) for p in parts]
         inline = [p.inline for p in parts]
         users = np.concatenate([p.users for p in parts])
         return RequestBatch(
@@ -81,6 +97,7 @@ class RequestBatch:
             ),
             np.concatenate([p.hides for p in parts]),
             _joined_offsets([p.hide_offsets for p in parts]),
+            parts[0].schema,
         )
 
 

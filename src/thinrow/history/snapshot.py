@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import InputError, StoreError
+from thinrow.core.errors import CommitConflict, InputError, StoreError
 from thinrow.core.ragged import offsets_of
 from thinrow.core.users import Users
 from thinrow.history.archive.generation import Generation
@@ -58,7 +58,7 @@ def take_snapshot(
 
     Raises:
         InputError: a user appears twice, or the lengths differ.
-        StoreError: compaction outran a hundred attempts to pin.
+        StoreError: compactions or schema changes outran a hundred attempts to pin.
     """
     if len(users) != len(request_ts):
         raise InputError(f"{len(users)} users but {len(request_ts)} request times; give one time per user")
@@ -81,7 +81,7 @@ def take_snapshot(
     versions["last_arrival"], versions["snapshot_arrival"] = pieces.watermark, bound
     versions["schema_id"] = generation.schema.schema_id
     inline = _visible(read, request_ts, bound)
-    requests = RequestBatch(users, request_ts, versions, inline, read.hides, read.hide_offsets)
+    requests = RequestBatch(users, request_ts, versions, inline, read.hides, read.hide_offsets, generation.schema)
     return Snapshot(requests, generation)
 
 
@@ -91,11 +91,14 @@ def _pin_and_read(
     for _ in range(_MAX_PINS):
         generation = pin()
         pieces = look_up(generation, users)
-        read = recent.read_since(users, pieces.watermark)
+        try:
+            read = recent.read_since(users, pieces.watermark, generation.schema)
+        except CommitConflict:
+            continue  # appended under a schema of a newer generation
         if (read.trimmed_through <= pieces.watermark).all():
             return generation, pieces, read
     raise StoreError(
-        f"compaction trimmed the recent tier beyond the newest generation {_MAX_PINS} times in a row; "
+        f"the recent tier was ahead of the newest generation {_MAX_PINS} times in a row; "
         "run `thinrow verify`: a manifest may be missing"
     )
 

@@ -10,8 +10,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,7 @@ from thinrow.history.backup import BackupReport, backup, prune, restore
 from thinrow.history.buckets import CompactReport, Progress
 from thinrow.history.compact import compact
 from thinrow.history.engines import BucketEngine, EngineName
+from thinrow.history.evolve import evolve
 from thinrow.history.intake import CheckedEvents, check_table, request_times
 from thinrow.history.load import bulk_load
 from thinrow.history.recent.lmdb import LmdbRecent
@@ -37,6 +40,7 @@ from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.snapshot import MAX_INLINE_EVENTS, Snapshot, take_snapshot
 from thinrow.history.verify import verify_recent
 from thinrow.schema import EventSchema, Projection
+from thinrow.schema.evolution import Evolution
 from thinrow.storage.garbage import Garbage
 from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import LocalObjects
@@ -120,13 +124,63 @@ class HistoryStore:
         Raises:
             InputError and its kinds: see ``check_table``; and UnknownEventError for a correction of nothing.
         """
-        return self.append_checked(check_table(table, self.schema))
+        return self.append_checked(self.check(table))
+
+    def check(self, table: pa.Table) -> CheckedEvents:
+        """Check a table of events as ``append`` does. One that lacks columns of the schema but has all of an earlier
+        one is taken under that: who does not know a new column, or the new name of one, may go on.
+
+        Raises:
+            InputError and its kinds: see ``check_table``.
+        """
+        generation = self.pin()
+        schema = generation.schema
+        for change in reversed(generation.schema_log if isinstance(table, pa.Table) else ()):
+            if all(c.name in table.column_names for c in schema.columns):
+                return check_table(table, schema)
+            schema = generation.schema_at(change.schema_id - 1)
+        fits = isinstance(table, pa.Table) and all(c.name in table.column_names for c in schema.columns)
+        return check_table(table, schema if fits else generation.schema)
+
+    def evolve(
+        self,
+        *,
+        add: Mapping[str, Mapping[str, Any]] | None = None,
+        drop: Sequence[str] = (),
+        rename: Mapping[str, str] | None = None,
+        widen: Mapping[str, str] | None = None,
+        nullable: Sequence[str] = (),
+    ) -> EventSchema:
+        """Change the columns, all at once; no event is rewritten. Names are those of today.
+
+        Args:
+            add: name -> ``{"trait": ..., "dtype": ..., "group": ...}``; null for the events that there are.
+            drop: columns that are read no more; their bytes go with the next compaction of each segment.
+            rename: name -> new name.
+            widen: name -> a dtype that holds all values: int8, int16, int32, int64 upwards, or float32 to float64.
+            nullable: columns that may be null from now on.
+
+        Returns:
+            The new schema.
+
+        Raises:
+            SchemaError: the changes do not fit the schema; nothing was changed.
+            CommitConflict: other writers won twenty times in a row.
+        """
+        evolution = Evolution(add or {}, tuple(drop), rename or {}, widen or {}, tuple(nullable))
+        return evolve(self.archive, evolution).schema
 
     def append_checked(self, events: CheckedEvents) -> AppendResult:
         """Append events that ``check_table`` has passed."""
         with self._numbering:
             return self.recent.append(
-                events.users, events.event_ts, events.columns, events.event_ids, events.supersedes, self._resolve
+                events.users,
+                events.event_ts,
+                events.columns,
+                events.event_ids,
+                events.supersedes,
+                self._resolve,
+                events.schema or self.schema,
             )
 
     def _resolve(self, user: object, event_id: object) -> tuple[int, int] | None:

@@ -214,6 +214,13 @@ def null_column(dtype: str, n: int, *, ragged: bool = False, size: int = 0) -> C
     return Column(np.zeros((n, size) if size else elements, dtype), null, None, offsets)
 
 
+def cast_column(column: Column, dtype: str) -> Column:
+    """The same values under a dtype that holds them all; strings and bytes as they are."""
+    if column.dictionary is not None or column.values.dtype == np.dtype(dtype):
+        return column
+    return Column(column.values.astype(dtype), column.valid, None, column.offsets)
+
+
 def concat_columns(parts: Sequence[Column]) -> Column:
     """Rows of ``parts`` one after another; differing dictionaries are united (order of first appearance)."""
     if len(parts) == 1:

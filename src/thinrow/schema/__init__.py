@@ -1,6 +1,7 @@
 """Records: what an event, a version, an impression and an example are, and what a tenant reads of them."""
 
 from thinrow.schema.event_schema import ColumnSpec, EventSchema, Trait
+from thinrow.schema.evolution import SchemaChange
 from thinrow.schema.example_schema import ExampleSchema, FieldSpec
 from thinrow.schema.projection import Projection
 from thinrow.schema.version import VERSION_DTYPE, HistoryVersion
@@ -13,5 +14,6 @@ __all__ = [
     "FieldSpec",
     "HistoryVersion",
     "Projection",
+    "SchemaChange",
     "Trait",
 ]

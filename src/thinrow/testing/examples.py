@@ -86,7 +86,7 @@ def random_impressions(
     inline = Events(users, offsets, ts, arrival, never_hidden(n_events), columns)
     return Impressions(
         np.arange(first_id, first_id + n, dtype=np.int64),
-        RequestBatch(users, rng.integers(0, max_ts, n), versions, inline, hides, hide_offsets),
+        RequestBatch(users, rng.integers(0, max_ts, n), versions, inline, hides, hide_offsets, events),
         {f.name: random_column(rng, n, f.dtype) for f in examples.context},
         candidates,
         text_column("model-1", n),
@@ -150,6 +150,8 @@ def same_records(a: Any, b: Any) -> bool:
         return isinstance(b, Column) and len(a) == len(b) and bool(a.to_arrow().equals(b.to_arrow()))
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and np.array_equal(a, b)
+    if a is None or isinstance(a, EventSchema):
+        return bool(a == b)
     if isinstance(a, Mapping):
         return a.keys() == b.keys() and all(same_records(a[k], b[k]) for k in a)
     return type(a) is type(b) and all(same_records(getattr(a, n), getattr(b, n)) for n in a.__slots__)

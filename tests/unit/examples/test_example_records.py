@@ -164,3 +164,24 @@ def test_plain_lists_that_do_not_fit(change: dict[str, Any], error: type[Excepti
     good: dict[str, Any] = {"context": {"hour": [1, 2]}, "candidates": {"item": [[1], []]}}
     with pytest.raises(error, match=message):
         Impressions.of(schema, [1, 2], seen, **(good | change))
+
+
+def test_rows_are_read_by_column_id_under_every_later_schema() -> None:
+    old = event_schema()
+    renamed = [replace(c, name={"item": "article", "tiny": "item"}.get(c.name, c.name)) for c in old.columns]
+    wide = [replace(c, dtype="int64") if c.name == "short" else c for c in renamed if c.name != "count"]
+    new = replace(old, schema_id=2, columns=tuple(wide))
+    impressions = random_impressions(np.random.default_rng(3), 5, old, XS)
+    was = impressions.snapshots.inline.columns
+    for events in (old, new):  # the log may have been opened before or after the change
+        read = Impressions.from_arrow(impressions.to_arrow(events, XS), new, XS).snapshots.inline.columns
+        assert list(read) == [c.name for c in new.columns]
+        assert read["article"].to_arrow().equals(was["item"].to_arrow())
+        assert read["item"].to_arrow().equals(was["tiny"].to_arrow())
+        assert read["short"].values.dtype == np.int64
+        assert read["short"].to_arrow().to_pylist() == was["short"].to_arrow().to_pylist()
+    # Requests of the new schema in a log that was opened under the old one lose nothing.
+    later = replace(impressions, snapshots=impressions.snapshots.under(new))
+    again = Impressions.from_arrow(later.to_arrow(old, XS), old, XS)
+    assert again.snapshots.schema == new
+    assert list(again.snapshots.inline.columns) == [c.name for c in new.columns]

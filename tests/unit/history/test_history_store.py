@@ -313,15 +313,12 @@ def test_a_column_added_later_reads_null_for_old_events(tmp_path: Path) -> None:
         store.compact()
         store.append(events([(1, 2, 11), (2, 2, 20)]))  # recent still when the column comes
         logged = store.snapshot([1, 2], 9).requests
-        wider = EventSchema(
-            (
-                ITEM,
-                ColumnSpec(2, "shop", Trait.CATEGORICAL, "string", "more", nullable=True),
-                ColumnSpec(3, "price", Trait.NUMERIC, "float64", "main", nullable=True),
-            ),
-            schema_id=2,
+        wider = store.evolve(
+            add={
+                "shop": {"trait": "categorical", "dtype": "string", "group": "more"},
+                "price": {"trait": "numeric", "dtype": "float64", "group": "main"},
+            }
         )
-        store.archive.commit(store.pin(), {}, "add shop and price", wider)
     with HistoryStore.open(path) as store:
         assert store.schema == wider
         more = {"shop": pa.array(["x", None]), "price": pa.array([None, 2.5])}

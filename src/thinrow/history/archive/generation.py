@@ -43,7 +43,8 @@ from thinrow.history.archive.tombstones import (
     no_tombstones,
     read_tombstones,
 )
-from thinrow.schema import EventSchema, Projection
+from thinrow.schema import EventSchema, Projection, SchemaChange
+from thinrow.schema.evolution import schema_at
 from thinrow.storage.garbage import Garbage, collect
 from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import ObjectStore
@@ -54,7 +55,7 @@ MAX_BUCKETS = 65_536
 #: United dictionaries that a generation keeps.
 _MAX_DICTIONARIES = 4_096
 #: Optional keys of a manifest that every commit passes on.
-_CARRIED = ("tombstones", "retention")
+_CARRIED = ("tombstones", "retention", "schema_log")
 
 
 class Generation:
@@ -63,6 +64,7 @@ class Generation:
     Attributes:
         number: the manifest's number, from 1.
         schema: the event schema that reads deliver.
+        schema_log: the changes that led to it, oldest first.
         n_buckets: fixed for the life of the store.
         segments: (bucket, SegmentInfo) of every segment; a segment's *number* is its place in this list.
         tombstone_index: files of tombstones by bucket.
@@ -74,6 +76,7 @@ class Generation:
         self.number = number
         try:
             self.schema = EventSchema.from_dict(body["schema"])
+            self.schema_log = tuple(SchemaChange.from_dict(c) for c in body.get("schema_log", ()))
             self.n_buckets = int(body["n_buckets"])
             self.carried: dict[str, Any] = {k: body[k] for k in _CARRIED if k in body}
             self.tombstone_index = TombstoneIndex.from_dict(body.get("tombstones"))
@@ -204,11 +207,16 @@ class Generation:
         for n in numbers:
             lists[self.segments[n][0]].append(self.segments[n][1].to_dict())
         body = {"schema": self.schema.to_dict(), "n_buckets": self.n_buckets, "segments": lists}
+        body["schema_log"] = [c.to_dict() for c in self.schema_log]
         return Generation(self._archive, self.number, body)
 
     def hold(self, holder: str = "") -> AbstractContextManager[Generation]:
         """See ``Archive.hold``."""
         return self._archive.hold(self, holder)
+
+    def schema_at(self, schema_id: int) -> EventSchema:
+        """An earlier schema of the store. Raises SchemaError where there was none of that id."""
+        return schema_at(self.schema, self.schema_log, schema_id)
 
     def at(self, number: int) -> Generation:
         """Another generation of the same archive. Raises ObjectNotFound where there is none."""
@@ -222,7 +230,7 @@ class Archive:
         self.objects = objects
         self._log = ManifestLog(objects)
         self._retired = ManifestLog(objects, "retired")
-        self._clock = clock
+        self.clock = clock
         self._pins = pins or Pins(objects)
         self._pins.on_renewal(self.look_for_revocations)
         self._revocations = Revocations(objects, self._pins.clock)
@@ -462,7 +470,7 @@ class Archive:
             "generation": number,
             "n_buckets": n_buckets,
             "schema": schema.to_dict(),
-            "created_ms": self._clock(),
+            "created_ms": self.clock(),
             "segments": [[s.to_dict() for s in infos] for infos in lists],
             "note": note,
         }

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 #: By segment number: the stream of values of a column, of its nulls and of its lengths; -1 where there is none.
 _Streams: TypeAlias = tuple[Ints, Ints, Ints]
+#: Feature group, and the dtype in which its segments have a column.
+_Key: TypeAlias = tuple[str, str]
 
 
 @dataclass(slots=True)
@@ -314,16 +316,20 @@ class RowReader:
             null[:] = np.repeat(np.isin(self.segment, missing), self.n_rows)
         lookup = self.generation.dictionary(spec, tuple(parts))
         long_runs = np.empty(0, np.int64)
-        streams = {group: self._streams_of(group, parts) for group in {p[0] for p in parts.values() if p is not None}}
-        for group, (_, nulls, _) in streams.items():
+        keys = {(p[0], p[2].dtype) for p in parts.values() if p is not None}
+        streams = {key: self._streams_of(key, parts) for key in keys}
+        for (group, _), (_, nulls, _) in streams.items():
             self._decode(group, np.flatnonzero(nulls[self.segment] >= 0), nulls, spec, null, None, self._rows)
         at = self._lists(spec, streams) if spec.ragged else self._rows.times(max(spec.size, 1))
         values = np.zeros(int(at.out_pos[-1]), np.int32 if spec.is_bytes else spec.dtype)
-        for group, (stream, _, _) in streams.items():
+        for (group, dtype), (stream, _, _) in streams.items():
             runs = np.flatnonzero(stream[self.segment] >= 0)
             if spec.is_bytes:
                 coded = self._codec(group, runs, stream) != ZSTD_BYTES
                 runs, long_runs = runs[coded], np.concatenate([long_runs, runs[~coded]])
+            if dtype != spec.dtype and not spec.is_bytes:
+                self._decode_widened(group, runs, stream, spec, values, lookup, at, dtype)
+                continue
             self._decode(group, runs, stream, spec, values, None if spec.is_bytes else lookup, at)
             if spec.is_bytes and len(runs):
                 self._unite_codes(runs, spec, values, lookup, at)
@@ -333,22 +339,22 @@ class RowReader:
         valid = null == 0 if null.any() else None
         return Column(values.reshape(-1, spec.size) if spec.size else values, valid, strings, at.row_off)
 
-    def _streams_of(self, group: str, parts: Mapping[int, tuple[str, int, StoredColumn] | None]) -> _Streams:
+    def _streams_of(self, key: _Key, parts: Mapping[int, tuple[str, int, StoredColumn] | None]) -> _Streams:
         stream = np.full(len(self.generation.segments), -1, np.int64)
         nulls, lengths = stream.copy(), stream.copy()
         for s, part in parts.items():
-            if part is not None and part[0] == group:
+            if part is not None and (part[0], part[2].dtype) == key:
                 stream[s] = part[1]
                 lengths[s] = part[1] - 1 if part[2].ragged else -1
                 nulls[s] = part[1] - 1 - part[2].ragged if part[2].nullable else -1
         return stream, nulls, lengths
 
-    def _lists(self, spec: StoredColumn, streams: Mapping[str, _Streams]) -> _Places:
+    def _lists(self, spec: StoredColumn, streams: Mapping[_Key, _Streams]) -> _Places:
         """Where the elements of lists lie: the lengths of whole stripes say it."""
         n_runs = len(self.piece)
         first, last, n = np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64)
         row_lengths = np.zeros(self.total, np.int64)
-        for group, (_, _, lengths) in streams.items():
+        for (group, _), (_, _, lengths) in streams.items():
             runs = np.flatnonzero(lengths[self.segment] >= 0)
             if not len(runs):
                 continue
@@ -380,6 +386,23 @@ class RowReader:
         chunks = self._fetch(group)
         codec: npt.NDArray[np.uint8] = chunks.headers.codec[chunks.of_run[runs], stream[self.segment[runs]]]
         return codec
+
+    def _decode_widened(
+        self,
+        group: str,
+        runs: Ints,
+        stream: Ints,
+        spec: StoredColumn,
+        values: npt.NDArray[Any],
+        lookup: ColumnDictionary,
+        at: _Places,
+        dtype: str,
+    ) -> None:
+        """Decode the runs as the narrower ``dtype`` in which their segments have the column, then widen them."""
+        narrow = np.zeros(len(values), dtype)
+        self._decode(group, runs, stream, spec, narrow, lookup, at)
+        rows = ranges_index(at.out_pos[:-1][runs], at.out_pos[1:][runs])[0]
+        values[rows] = narrow[rows]
 
     def _unite_codes(
         self, runs: Ints, spec: StoredColumn, codes: npt.NDArray[Any], lookup: ColumnDictionary, at: _Places

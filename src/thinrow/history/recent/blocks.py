@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import islice
 from typing import Literal, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import CorruptionError, InputError, SchemaError, UnknownEventError
+from thinrow.core.errors import CommitConflict, CorruptionError, InputError, SchemaError, UnknownEventError
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users, plain
@@ -26,6 +27,7 @@ from thinrow.history.recent.tier import AppendResult, RecentRead, Resolve
 from thinrow.jagged import HIDE_DTYPE, Column, Events
 from thinrow.jagged.events import never_hidden
 from thinrow.schema import ColumnSpec, EventSchema
+from thinrow.schema.evolution import widens
 
 Pairs: TypeAlias = Literal["users", "ids"]
 T = TypeVar("T")
@@ -85,7 +87,7 @@ class BlockTier(ABC):
 
     @property
     def schema(self) -> EventSchema:
-        """The schema of the events that ``append`` takes and ``read_since`` gives."""
+        """See ``RecentTier.schema``."""
         return self._schema
 
     @abstractmethod
@@ -99,6 +101,14 @@ class BlockTier(ABC):
     @abstractmethod
     def _schema_of(self, schema_id: int) -> EventSchema | None:
         """The stored schema of that id."""
+
+    @abstractmethod
+    def _newest_schema(self) -> EventSchema:
+        """The stored schema of the highest id."""
+
+    @abstractmethod
+    def _learn(self, schema: EventSchema) -> None:
+        """Store a schema that is not stored yet. Raises SchemaError as ``check_evolution``."""
 
     @abstractmethod
     def close(self) -> None:
@@ -118,15 +128,27 @@ class BlockTier(ABC):
         event_ids: Column | None = None,
         supersedes: Column | None = None,
         resolve: Resolve | None = None,
+        schema: EventSchema | None = None,
     ) -> AppendResult:
         """See ``RecentTier.append``."""
-        batch = check_batch(self._schema, users, event_ts, columns, event_ids, supersedes)
+        schema = schema or self._schema
+        batch = check_batch(schema, users, event_ts, columns, event_ids, supersedes)
         if len(batch) == 0:
             with self._read():
                 return AppendResult(np.empty(0, np.int64), np.empty(0, np.bool_))
-        return self._write(lambda txn: self._append(txn, batch, resolve))
+        stored = self._in_stored_order(schema)
+        return self._write(lambda txn: self._append(txn, stored, batch, resolve))
 
-    def _append(self, txn: Writing, batch: Batch, resolve: Resolve | None) -> AppendResult:
+    def _in_stored_order(self, schema: EventSchema) -> EventSchema:
+        """The schema with its columns in the order in which blocks of its id have them; stored where it is new."""
+        stored = self._schema_of(schema.schema_id)
+        if stored is None or _shape(stored) != _shape(schema):
+            self._learn(schema)
+            return schema
+        by_id = {c.id: c for c in schema.columns}
+        return replace(schema, columns=tuple(by_id[c.id] for c in stored.columns))
+
+    def _append(self, txn: Writing, schema: EventSchema, batch: Batch, resolve: Resolve | None) -> AppendResult:
         grouped, n = batch.grouped, len(batch)
         counters, trimmed = self._counters(txn, grouped.keys)
         known = self._known(txn, batch)
@@ -140,7 +162,7 @@ class BlockTier(ABC):
         targets = None
         if len(batch.correction_rows):
             targets = self._targets(txn, batch, arrivals, new, resolve)
-        self._put(txn, batch, arrivals, new, before, counters, targets)
+        self._put(txn, schema, batch, arrivals, new, before, counters, targets)
         changed = np.flatnonzero(added)
         values = pack_pairs((counters + added)[changed], trimmed[changed])
         txn.put_pairs("users", zip([grouped.keys[u] for u in changed.tolist()], values, strict=True))
@@ -216,6 +238,7 @@ class BlockTier(ABC):
     def _put(
         self,
         txn: Writing,
+        schema: EventSchema,
         batch: Batch,
         arrivals: npt.NDArray[np.int64],
         new: npt.NDArray[np.bool_],
@@ -232,14 +255,14 @@ class BlockTier(ABC):
         first = counters[user] + 1 + bounds[:-1] - offsets[:-1][user]
         names = batch.grouped.keys
         keys = [names[u] + a for u, a in zip(user.tolist(), arrival_keys(first), strict=True)]
-        txn.put_blocks(zip(keys, encode_blocks(self._schema, rows, bounds, first, keys), strict=True))
+        txn.put_blocks(zip(keys, encode_blocks(schema, rows, bounds, first, keys), strict=True))
         if batch.id_keys:
             fresh = np.flatnonzero(new[batch.id_rows])
             kept = batch.id_keys if len(fresh) == len(batch.id_keys) else [batch.id_keys[i] for i in fresh.tolist()]
             at = batch.id_rows[fresh]
             txn.put_pairs("ids", zip(kept, pack_pairs(arrivals[at], batch.event_ts[at]), strict=True))
 
-    def read_since(self, users: Users, after: npt.NDArray[np.int64]) -> RecentRead:
+    def read_since(self, users: Users, after: npt.NDArray[np.int64], schema: EventSchema | None = None) -> RecentRead:
         """See ``RecentTier.read_since``."""
         users, after = check_bounds("after", users, after, self._schema.user_kind)
         names = user_keys(users)
@@ -251,7 +274,13 @@ class BlockTier(ABC):
             from_arrival = np.maximum(after, trimmed)
             for u in np.flatnonzero(top > from_arrival).tolist():
                 blocks[u] = txn.blocks(names[u], int(from_arrival[u]), keys, values)
-        decoded = decode_blocks(self._schema, self._schema_of, keys, values, self._name)
+        try:
+            decoded = decode_blocks(schema or self._schema, self._schema_of, keys, values, self._name)
+        except CommitConflict:
+            if schema is not None:
+                raise
+            self._schema = self._newest_schema()
+            decoded = decode_blocks(self._schema, self._schema_of, keys, values, self._name)
         user = np.repeat(np.repeat(np.arange(len(names)), blocks), decoded.counts)
         arrival, rows = decoded.arrival, decoded.rows
         keep = arrival > after[user]
@@ -359,20 +388,22 @@ def _hides(
 
 
 def check_evolution(new: EventSchema, stored: EventSchema) -> None:
-    """Whether blocks of ``stored`` can be read under ``new``.
+    """Whether events of both schemas can be read together.
 
     Raises:
-        SchemaError: one schema id with two layouts, one column id with two dtypes, or event ids of two dtypes.
+        SchemaError: one schema id with two layouts, a column id whose dtype is not the older schema's or wider, or
+            event ids of two dtypes.
     """
     if new.event_id_dtype and stored.event_id_dtype and new.event_id_dtype != stored.event_id_dtype:
         raise SchemaError(
             f"event ids are {new.event_id_dtype}, but the tier holds {stored.event_id_dtype} ids; cast the column"
         )
-    old = {c.id: c for c in stored.columns}
+    held = {c.id: c for c in stored.columns}
     for c in new.columns:
-        if c.id in old and _kind(old[c.id]) != _kind(c):
+        older, newer = (held.get(c.id, c), c)[:: 1 if new.schema_id >= stored.schema_id else -1]
+        if not widens(older, newer):
             raise SchemaError(
-                f"column {c.name!r} (id {c.id}) is {_kind(c)}, but the tier holds {_kind(old[c.id])} under this id; "
+                f"column {c.name!r} (id {c.id}) is {_kind(c)}, but the tier holds {_kind(held[c.id])} under this id; "
                 "use a new id"
             )
     if new.schema_id == stored.schema_id and _shape(new) != _shape(stored):
@@ -380,7 +411,7 @@ def check_evolution(new: EventSchema, stored: EventSchema) -> None:
 
 
 def _shape(schema: EventSchema) -> tuple[object, ...]:
-    return (schema.event_id_dtype, *((c.id, _kind(c), c.nullable) for c in schema.columns))
+    return (schema.event_id_dtype, *sorted((c.id, _kind(c), c.nullable) for c in schema.columns))
 
 
 def _kind(spec: ColumnSpec) -> str:

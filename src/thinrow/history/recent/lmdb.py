@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import lmdb
 import numpy as np
@@ -211,6 +211,27 @@ class LmdbRecent(BlockTier):
                 self._load_schemas(txn, self._dbs["meta"])
         return self._schemas.get(schema_id)
 
+    def _newest_schema(self) -> EventSchema:
+        with self._translated(), self._gate.shared(), self._live().begin() as txn:
+            self._load_schemas(txn, self._dbs["meta"])
+        return self._schemas[max(self._schemas)]
+
+    def _learn(self, schema: EventSchema) -> None:
+        def work(writing: Writing) -> None:
+            txn, meta = cast(_Transaction, writing).txn, self._dbs["meta"]
+            self._load_schemas(txn, meta)
+            self._store_schema(txn, meta, schema)
+
+        self._write(work)
+        self._schema = self._schemas[max(self._schemas)]
+
+    def _store_schema(self, txn: Any, meta: Any, schema: EventSchema) -> None:
+        for stored in self._schemas.values():
+            check_evolution(schema, stored)
+        if schema.schema_id not in self._schemas:
+            self._put_meta(txn, meta, f"schema:{schema.schema_id}", schema.to_json())
+        self._schemas.setdefault(schema.schema_id, schema)
+
     def _open_databases(self, floor: Callable[[], int]) -> dict[str, Any]:
         """Check what is there, or begin a new tier."""
         with self._env.begin(write=True) as txn:
@@ -236,11 +257,7 @@ class LmdbRecent(BlockTier):
                 )
             self._floor = int(self._get_meta(txn, meta, "floor"))
             self._load_schemas(txn, meta)
-            for stored in self._schemas.values():
-                check_evolution(self._schema, stored)
-            if self._schema.schema_id not in self._schemas:
-                self._put_meta(txn, meta, f"schema:{self._schema.schema_id}", self._schema.to_json())
-                self._schemas[self._schema.schema_id] = self._schema
+            self._store_schema(txn, meta, self._schema)
             return dbs
 
     def _load_schemas(self, txn: Any, meta: Any) -> None:

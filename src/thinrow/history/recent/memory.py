@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from thinrow.core.errors import StoreError
-from thinrow.history.recent.blocks import BlockTier, Pairs, Writing
+from thinrow.history.recent.blocks import BlockTier, Pairs, Writing, check_evolution
 from thinrow.schema import EventSchema
 
 T = TypeVar("T")
@@ -26,6 +26,7 @@ class MemoryRecent(BlockTier):
         # Reentrant, because `resolve` may read the tier during an append.
         self._lock = threading.RLock()
         self._tables: _Tables | None = _Tables()
+        self._schemas = {schema.schema_id: schema}
 
     @contextmanager
     def _read(self) -> Iterator[_Tables]:
@@ -45,7 +46,17 @@ class MemoryRecent(BlockTier):
         return self._tables
 
     def _schema_of(self, schema_id: int) -> EventSchema | None:
-        return self._schema if schema_id == self._schema.schema_id else None
+        return self._schemas.get(schema_id)
+
+    def _newest_schema(self) -> EventSchema:
+        return self._schemas[max(self._schemas)]
+
+    def _learn(self, schema: EventSchema) -> None:
+        with self._lock:
+            for stored in self._schemas.values():
+                check_evolution(schema, stored)
+            self._schemas[schema.schema_id] = schema
+            self._schema = self._newest_schema()
 
     def close(self) -> None:
         """Forget all events."""

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from thinrow.core.errors import CorruptionError, InputError, NewerFormatError
+from thinrow.core.errors import CommitConflict, CorruptionError, InputError, NewerFormatError
 from thinrow.core.ragged import offsets_of
 from thinrow.core.users import UserKind
 from thinrow.history.recent.keys import is_sealed, seal, users_of_keys
 from thinrow.jagged import Column
-from thinrow.jagged.column import ARROW_TYPES, concat_columns, null_column
+from thinrow.jagged.column import ARROW_TYPES, cast_column, concat_columns, null_column
 from thinrow.schema import ColumnSpec, EventSchema
 
 FORMAT = 2
@@ -275,11 +275,18 @@ def decode_blocks(
 
     Raises:
         CorruptionError: a seal is wrong (names ``file`` and the user), or a schema is missing.
+        CommitConflict: a block was written under a schema newer than ``schema``.
         NewerFormatError: a block was written by a newer thinrow.
     """
     if not values:
         return DecodedBlocks(np.empty(0, np.int64), np.empty(0, np.int64), _empty(schema))
     blob, starts, headers = _open_blocks(keys, values, file, schema.user_kind)
+    newest = int(headers["schema_id"].max())
+    if newest > schema.schema_id and schema_of(newest) is not None:
+        raise CommitConflict(
+            f"{file} holds events of schema {newest}, newer than {schema.schema_id}; "
+            "pin the newest generation and retry"
+        )
     counts = headers["n"].astype(np.int64)
     n = int(counts.sum())
     before = np.repeat(np.cumsum(counts) - counts, counts)
@@ -290,7 +297,7 @@ def decode_blocks(
     parts: list[Rows] = []
     for kind in distinct.tolist():
         which = slice(None) if len(distinct) == 1 else np.flatnonzero(kinds == kind)
-        written = schema if kind >> 8 == schema.schema_id else schema_of(kind >> 8)
+        written = schema_of(kind >> 8) or (schema if kind >> 8 == schema.schema_id else None)
         if written is None:
             raise CorruptionError(f"a block was written under schema {kind >> 8}, which is not stored", file=file)
         picked = values if len(distinct) == 1 else [values[i] for i in np.flatnonzero(kinds == kind).tolist()]
@@ -363,9 +370,7 @@ def _decode_kind(
         assert cells is not None
         return cells.take(pa.array(np.arange(layout.heaped.index(name), n * k, k)))
 
-    def column(name: str, dtype: str, ragged: bool = False, size: int = 0) -> Column:
-        if name not in (layout.dtype.names or ()):
-            return null_column(dtype, n, ragged=ragged, size=size)
+    def column(name: str, dtype: str, ragged: bool = False) -> Column:
         if cells is None or name not in layout.heaped:
             return Column(np.ascontiguousarray(table[name]), valid.get(name))
         if ragged:
@@ -378,13 +383,25 @@ def _decode_kind(
         dictionary = encoded.dictionary.cast(pa.binary()).cast(ARROW_TYPES[dtype])
         return Column(codes.to_numpy(zero_copy_only=False).astype(np.int32, copy=False), valid.get(name), dictionary)
 
+    of_id = {c.id: c for c in written.columns}
+
+    def read(spec: ColumnSpec) -> Column:
+        held = of_id.get(spec.id)
+        if held is None:
+            return null_column(spec.dtype, n, ragged=spec.ragged, size=spec.size)
+        return cast_column(column(_field(held), held.dtype, held.ragged), spec.dtype)
+
+    event_ids = None
+    if schema.event_id_dtype is not None:
+        has_ids = written.event_id_dtype is not None
+        event_ids = column("event_id", schema.event_id_dtype) if has_ids else null_column(schema.event_id_dtype, n)
     corrections = bool(flags & _CORRECTIONS)
     return Rows(
         np.ascontiguousarray(table["event_ts"]),
         np.ascontiguousarray(table["target_ts"]) if corrections else None,
         np.ascontiguousarray(table["target_arrival"]) if corrections else None,
-        None if schema.event_id_dtype is None else column("event_id", schema.event_id_dtype),
-        {c.name: column(_field(c), c.dtype, c.ragged, c.size) for c in schema.columns},
+        event_ids,
+        {c.name: read(c) for c in schema.columns},
     )
 
 

@@ -66,7 +66,7 @@ class RecentTier(Protocol):
 
     @property
     def schema(self) -> EventSchema:
-        """The schema of the events that ``append`` takes and ``read_since`` gives."""
+        """The newest schema of its events that the tier knows of."""
         ...
 
     def append(
@@ -77,29 +77,36 @@ class RecentTier(Protocol):
         event_ids: Column | None = None,
         supersedes: Column | None = None,
         resolve: Resolve | None = None,
+        schema: EventSchema | None = None,
     ) -> AppendResult:
         """Append n events, all or none, in row order; durable by the tier's stated policy when it returns.
 
         Each new event gets its user's counter + 1. An event whose id (scoped to its user) was appended before is a
         duplicate and changes nothing, its ``supersedes`` included. ``supersedes`` (null where none) is the id of an
         earlier event of the same user: an earlier row, one the tier has seen (trimmed or not), or one that
-        ``resolve`` knows.
+        ``resolve`` knows. ``schema`` is what the columns were checked under (the tier's own by default): any schema of
+        the store will do, because events keep the id of theirs.
 
         Raises (and appends nothing):
             InputError: lengths differ; a time is null or negative; a null in a column that allows none; an event id
                 of more than 255 UTF-8 bytes.
-            SchemaError: columns are not those of the schema, or not of its dtypes.
+            SchemaError: columns are not those of the schema, or not of its dtypes; or the schema contradicts another of
+                its id.
             UserKindError: ids are not of the schema's kind.
             DuplicateEventError: one id twice for one user in this call.
             UnknownEventError: ``supersedes`` names no earlier event of the user.
         """
         ...
 
-    def read_since(self, users: Users, after: npt.NDArray[np.int64]) -> RecentRead:
+    def read_since(self, users: Users, after: npt.NDArray[np.int64], schema: EventSchema | None = None) -> RecentRead:
         """Events with ``arrival > after[u]`` (strict) of each user, all as of one moment.
+
+        Columns are those of ``schema`` (the newest that the tier knows of by default), matched by column id: null where
+        an event's own schema lacks one, cast where it was widened.
 
         Raises:
             InputError: a user is asked for twice, or the lengths differ.
+            CommitConflict: an event was appended under a schema newer than ``schema``; pin the newest generation.
             CorruptionError: stored bytes are not what was written.
         """
         ...
