@@ -33,6 +33,7 @@ from thinrow.history.buckets import (
     write_bucket,
 )
 from thinrow.history.engines import BucketEngine, EngineName, engine_of
+from thinrow.history.missing import without_gone
 from thinrow.history.recent.tier import RecentTier
 from thinrow.jagged import Events
 
@@ -59,18 +60,24 @@ def compact(
         CorruptionError: an input is damaged, or the output would not hold what the inputs held.
     """
     chosen = engine_of(engine)
-    for _ in range(_MAX_TRIES - 1):
+    for left in reversed(range(_MAX_TRIES)):
         try:
-            return _compact_once(archive, recent, full, progress, chosen)
+            with archive.writing("compact") as base:
+                return _compact_once(archive, base, recent, full, progress, chosen)
         except CommitConflict:
-            continue
-    return _compact_once(archive, recent, full, progress, chosen)
+            if not left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def _compact_once(
-    archive: Archive, recent: RecentTier, full: bool, progress: Progress | None, engine: BucketEngine
+    archive: Archive,
+    base: Generation,
+    recent: RecentTier,
+    full: bool,
+    progress: Progress | None,
+    engine: BucketEngine,
 ) -> CompactReport:
-    base = archive.pin()
     users = recent.users()
     buckets = bucket_of(users, base.n_buckets)
     drained: dict[int, Drain] = {}
@@ -123,7 +130,7 @@ class Drain:
     def _read(self, first: int, last: int) -> NewEvents:
         users = self.users[first:last]
         watermark = look_up(self._base, users).watermark
-        read = self._recent.read_since(users, watermark, self._base.schema)
+        read = without_gone(self._base, users, self._recent.read_since(users, watermark, self._base.schema))
         events = read.events
         if read.event_ids is not None:
             columns = {**events.columns, "event_id": read.event_ids}

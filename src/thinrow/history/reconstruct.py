@@ -25,6 +25,7 @@ from thinrow.history.archive.hides import hide
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.reader import Ints, ReadStats
 from thinrow.history.archive.window import Window, merge, read_everything
+from thinrow.history.missing import COMPLETE, Missing, OnMissing, check_policy
 from thinrow.history.recast import recast
 from thinrow.history.requests import RequestBatch
 from thinrow.jagged import Events, SharedHistories
@@ -38,14 +39,26 @@ _BEGINNING = np.iinfo(np.int64).min
 
 @dataclass(frozen=True, slots=True)
 class Reconstruction:
-    """``histories`` has one example a request, in the batch's order; ``stats`` is what it cost."""
+    """Attributes:
+    histories: one example a request that is delivered, in the batch's order.
+    stats: what it cost.
+    status: (X,) int8, of every request of the batch: COMPLETE, STATUS_ERASED or STATUS_EXPIRED.
+    kept: positions in the batch of the requests that are delivered, ascending; all of them unless some were skipped.
+    """
 
     histories: SharedHistories
     stats: ReadStats
+    status: npt.NDArray[np.int8]
+    kept: Ints
 
 
 def reconstruct(
-    generation: Generation, batch: RequestBatch, projection: Projection | None = None, *, verify: bool = True
+    generation: Generation,
+    batch: RequestBatch,
+    projection: Projection | None = None,
+    *,
+    verify: bool = True,
+    on_missing: OnMissing = "fail",
 ) -> Reconstruction:
     """Rebuild the histories of a batch of requests, one shared copy per user.
 
@@ -54,36 +67,55 @@ def reconstruct(
         batch: (X,) requests as logged.
         projection: columns, newest n (exactly, or aligned), horizon; everything by default.
         verify: check every version against what the archive holds (always on but in measurements of its cost).
+        on_missing: what becomes of a request that saw events which were erased or have expired since: "fail" raises,
+            "skip" leaves it out, "shorten" delivers what is left.
 
     Raises:
+        Erased, Expired: with "fail", a request saw events that are gone; Erased also where the generation was revoked.
         VersionMismatch: a history is not the one that its version describes (names the user).
         CorruptionError: stored bytes are damaged.
         InputError, SchemaError: the projection does not fit the schema, or the generation is older than the version.
     """
+    check_policy(on_missing)
     stats = ReadStats()
     with metering(stats.io):
-        return _reconstruct(generation, batch, projection or Projection(), verify, stats)
+        return _reconstruct(generation, batch, projection or Projection(), verify, stats, on_missing)
 
 
 def _reconstruct(
-    generation: Generation, batch: RequestBatch, projection: Projection, verify: bool, stats: ReadStats
+    generation: Generation,
+    batch: RequestBatch,
+    projection: Projection,
+    verify: bool,
+    stats: ReadStats,
+    on_missing: OnMissing,
 ) -> Reconstruction:
     specs = projection.resolve(generation.schema)
     columns = [StoredColumn.of(c) for c in specs]
     users, user_of = distinct(batch.users)
+    missing = Missing.of(generation, batch, users, user_of)
+    logged, batch = batch, missing.batch
     bound = np.ascontiguousarray(batch.versions["snapshot_arrival"])
     hide_user = user_of[np.repeat(np.arange(len(batch)), np.diff(batch.hide_offsets))]
     window = Window(generation, users, user_of, batch.request_ts, bound, stats, hide_user=hide_user, hides=batch.hides)
     archived = _archived_since(generation, batch, window)
     _require_all(generation, batch, window)
-    if verify:
-        _verify(generation, batch, window, archived)
+    gone = np.zeros(len(batch), np.int64)
+    if verify or len(missing.graves):
+        gone = _verify(generation, batch, window, archived, missing)
         stats.versions_verified += len(batch)
+    if on_missing == "fail":
+        missing.refuse(gone)
+    status = missing.status(gone)
+    kept = np.flatnonzero(status == COMPLETE) if on_missing == "skip" else np.arange(len(batch))
+    if len(kept) < len(batch):
+        rest = _reconstruct(generation, logged.take(kept), projection, verify, stats, "fail")
+        return Reconstruction(rest.histories, stats, status, kept)
     oldest = np.full(len(batch), _BEGINNING, np.int64)
     if projection.horizon_ms is not None:
         oldest = batch.request_ts - projection.horizon_ms
     # The version says how many events are visible before any of them is read.
-    newest = projection.newest(batch.versions["seq_len"] + batch.inline.lengths)
+    newest = projection.newest(batch.versions["seq_len"] - gone + batch.inline.lengths)
     events = window.read(newest, oldest, columns)
     since = time.perf_counter()
     if not archived.all():
@@ -102,7 +134,7 @@ def _reconstruct(
     histories = SharedHistories(events, user_of, start, stop, bound, exact)
     stats.clock("merge", since)
     stats.events_delivered += int(histories.lengths().sum())
-    return Reconstruction(histories, stats)
+    return Reconstruction(histories, stats, status, kept)
 
 
 def _archived_since(generation: Generation, batch: RequestBatch, window: Window) -> npt.NDArray[np.bool_]:
@@ -144,8 +176,13 @@ def _require_all(generation: Generation, batch: RequestBatch, window: Window) ->
         )
 
 
-def _verify(generation: Generation, batch: RequestBatch, window: Window, archived: npt.NDArray[np.bool_]) -> None:
-    """Hold count, identity digest and bounds of every example against its version and its archived inline events."""
+def _verify(
+    generation: Generation, batch: RequestBatch, window: Window, archived: npt.NDArray[np.bool_], missing: Missing
+) -> Ints:
+    """Hold count, identity digest and bounds of every example against its version and its archived inline events.
+
+    Returns (X,) how many events of its archive part are gone, by its user's tombstones.
+    """
     versions = batch.versions
     count, digest, start, end = window.summarize()
     inline = batch.inline
@@ -158,6 +195,10 @@ def _verify(generation: Generation, batch: RequestBatch, window: Window, archive
     )
     alone = known == 0
     wrong |= alone & ((start != versions["start_ts"]) | (end != versions["end_ts"]))
+    gone: Ints = versions["seq_len"] + known - count
+    if len(missing.graves):
+        inside = ~alone | (count == 0) | ((start >= versions["start_ts"]) & (end <= versions["end_ts"]))
+        wrong &= ~((gone > 0) & (gone <= missing.allowed()) & inside)
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
         raise VersionMismatch(
@@ -167,6 +208,7 @@ def _verify(generation: Generation, batch: RequestBatch, window: Window, archive
             file=f"manifests/{generation.number:020d}.json",
             user=plain(batch.users[i]),
         )
+    return gone
 
 
 def _merge_inline(

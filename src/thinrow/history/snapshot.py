@@ -21,6 +21,7 @@ from thinrow.history.archive.hides import hide
 from thinrow.history.archive.layout import EVENT_ID
 from thinrow.history.archive.reader import Pieces, ReadStats, look_up
 from thinrow.history.archive.window import Window
+from thinrow.history.missing import without_gone
 from thinrow.history.recent.tier import RecentRead, RecentTier
 from thinrow.history.requests import RequestBatch
 from thinrow.jagged import Events
@@ -96,7 +97,7 @@ def _pin_and_read(
         except CommitConflict:
             continue  # appended under a schema of a newer generation
         if (read.trimmed_through <= pieces.watermark).all():
-            return generation, pieces, read
+            return generation, pieces, without_gone(generation, users, read)
     raise StoreError(
         f"the recent tier was ahead of the newest generation {_MAX_PINS} times in a row; "
         "run `thinrow verify`: a manifest may be missing"

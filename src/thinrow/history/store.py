@@ -22,7 +22,7 @@ import pyarrow as pa
 from thinrow.core.clock import Clock, system_clock
 from thinrow.core.errors import InputError, StoreError, StoreExists, StoreNotFound
 from thinrow.core.units import EPOCH_BITS
-from thinrow.core.users import Users, as_users
+from thinrow.core.users import Users, as_users, distinct
 from thinrow.history.archive import arrow
 from thinrow.history.archive.find import find_event
 from thinrow.history.archive.generation import Archive, Generation
@@ -31,8 +31,11 @@ from thinrow.history.backup import BackupReport, backup, prune, restore
 from thinrow.history.buckets import CompactReport, Progress
 from thinrow.history.compact import compact
 from thinrow.history.engines import BucketEngine, EngineName
+from thinrow.history.erase import EventsOf, Retention
+from thinrow.history.erasure import GRACE_S, Also, EraseReport, erase, expire_rewritten, finish, retain
 from thinrow.history.evolve import evolve
 from thinrow.history.intake import CheckedEvents, check_table, request_times
+from thinrow.history.journal import Journal, Pending
 from thinrow.history.load import bulk_load
 from thinrow.history.recent.lmdb import LmdbRecent
 from thinrow.history.recent.tier import AppendResult, RecentTier
@@ -46,14 +49,24 @@ from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import LocalObjects
 
 DEFAULT_BUCKETS = 16
+#: A compaction lets go of what has expired where that is at least this share of a bucket.
+_SLACK = 0.2
 
 
 class HistoryStore:
     """Histories of one kind of user, stored once. Use as a context manager, or call ``close``."""
 
-    def __init__(self, path: Path, archive: Archive, recent: RecentTier, max_inline: int = MAX_INLINE_EVENTS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        archive: Archive,
+        recent: RecentTier,
+        max_inline: int = MAX_INLINE_EVENTS,
+        clock: Clock = system_clock,
+    ) -> None:
         """Join parts that are open already; ``create`` and ``open`` make them."""
         self.path, self.archive, self.recent, self.max_inline = path, archive, recent, max_inline
+        self._clock = clock
         # A request must not see a number above ones that a bulk load has taken and not yet committed.
         self._numbering = threading.RLock()
 
@@ -88,7 +101,7 @@ class HistoryStore:
             raise StoreExists(f"a store is at {path} already; open it, or choose another path")
         archive = Archive.create(LocalObjects(path / "archive"), schema, n_buckets, clock)
         try:
-            return cls(path, archive, _new_tier(path / "recent", schema, sync))
+            return cls(path, archive, _new_tier(path / "recent", schema, sync), clock=clock)
         except BaseException:
             archive.destroy()
             raise
@@ -103,9 +116,8 @@ class HistoryStore:
             )
         archive = Archive(LocalObjects(path / "archive"), clock)
         schema = archive.pin().schema
-        return cls(
-            path, archive, LmdbRecent(path / "recent", schema, sync=sync, floor=lambda: next_epoch(archive.pin()))
-        )
+        recent = LmdbRecent(path / "recent", schema, sync=sync, floor=lambda: next_epoch(archive.pin()))
+        return cls(path, archive, recent, clock=clock)
 
     @property
     def schema(self) -> EventSchema:
@@ -209,7 +221,10 @@ class HistoryStore:
 
         ``engine`` "ray" writes the buckets on a Ray cluster whose nodes all reach the store under its path.
         """
-        return compact(self.archive, self.recent, full=full, progress=progress, engine=engine)
+        before = self.pin()
+        report = compact(self.archive, self.recent, full=full, progress=progress, engine=engine)
+        expire_rewritten(self.archive, before, self._clock(), _SLACK)
+        return report
 
     def backup(self, folder: str | Path, *, keep: int | None = None, progress: Progress | None = None) -> BackupReport:
         """Copy the store, as it is at one moment, into ``folder``, while it is written to by whatever process.
@@ -250,6 +265,95 @@ class HistoryStore:
     def collect_garbage(self, *, keep: int = 2, grace_s: float = 3_600.0, dry_run: bool = False) -> Garbage:
         """Remove old generations that nobody holds, and what killed writers left; see ``Archive.collect_garbage``."""
         return self.archive.collect_garbage(keep=keep, grace_s=grace_s, dry_run=dry_run)
+
+    def erase(
+        self,
+        users: object = (),
+        events: Sequence[EventsOf] = (),
+        *,
+        also: Also | None = None,
+        paths: Mapping[str, Sequence[str]] | None = None,
+        grace_s: float = GRACE_S,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> EraseReport:
+        """Erase whole users, and single events of others: afterwards no file of the store holds anything of them.
+
+        What stays is a tombstone: the numbers of the arrivals that went, under a keyed hash of the user. Requests that
+        saw such events resolve by the policy of whoever rebuilds them (``reconstruct``). Safe beside appends,
+        compactions and readers; killed at any moment, the same call, or ``finish_erasures``, goes on. An erasure that
+        was begun is finished first. See docs/erasure.md for what is promised.
+
+        Args:
+            users: ids; all that arrived before this call, and all that is known of them, goes.
+            events: events of users that are not in ``users``.
+            also: cleans what else holds events before the erasure counts as done (``thinrow.examples.erase``).
+            paths: of that, for the journal: a later ``thinrow erase --resume`` cleans them.
+            grace_s: readers that hold an older generation get so many seconds; then they get ``Erased``.
+            dry_run: only count, in the archive.
+
+        Raises:
+            InputError: nothing is named, or a user twice over.
+            CommitConflict: other writers won twenty times in a row; run it again.
+            CorruptionError: a segment with something that is to go is damaged; restore it first.
+            StoreError: a writer that began before is still at work; run it again.
+        """
+        ids, _ = distinct(as_users(users, self.schema.user_kind))
+        if not dry_run:
+            self.finish_erasures(also=also, grace_s=grace_s)
+        with self._numbering:
+            return erase(
+                self.archive,
+                self.recent,
+                ids,
+                events,
+                also=also,
+                paths=paths,
+                grace_s=grace_s,
+                dry_run=dry_run,
+                progress=progress,
+            )
+
+    def pending_erasures(self) -> list[Pending]:
+        """Erasures that were begun and cut short."""
+        return Journal(self.archive.objects).pending()
+
+    def finish_erasures(self, *, also: Also | None = None, grace_s: float = GRACE_S) -> list[EraseReport]:
+        """Finish erasures that were cut short. Raises as ``erase``."""
+        pending = self.pending_erasures()
+        with self._numbering:
+            return [finish(self.archive, self.recent, p, also=also, grace_s=grace_s) for p in pending]
+
+    def retain(
+        self,
+        retention: Retention | None = None,
+        *,
+        also: Also | None = None,
+        grace_s: float = GRACE_S,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> EraseReport:
+        """Let go of events that are older, or more, than a policy keeps, as ``erase`` does of erased ones.
+
+        The policy is kept in the manifest. Compactions apply it too, to buckets that they write anew and of which at
+        least a fifth has expired.
+
+        Args:
+            retention: the new policy; None for the one that the store has. ``Retention()`` has no limits.
+
+        Further arguments and errors as ``erase``.
+        """
+        with self._numbering:
+            return retain(
+                self.archive,
+                self.recent,
+                retention,
+                self._clock(),
+                also=also,
+                grace_s=grace_s,
+                dry_run=dry_run,
+                progress=progress,
+            )
 
     def snapshot(self, users: object, request_ts: npt.ArrayLike) -> Snapshot:
         """What distinct ``users`` (U,) did before ``request_ts``: ms or ``datetime64``, exclusive, (U,) or one."""

@@ -70,6 +70,46 @@ class RecentTierContract:
         yield opened
         opened.close()
 
+    # --- erasure -----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _erase(tier: RecentTier, user: int, first: Sequence[int], last: Sequence[int], whole: bool) -> None:
+        bounds = np.array([0, len(first)]), np.array(first, np.int64), np.array(last, np.int64)
+        tier.erase(np.array([user]), *bounds, np.array([whole]))
+
+    def test_an_erased_user_is_forgotten_and_no_number_is_given_twice(self, tier: RecentTier) -> None:
+        append_rows(tier, [(1, i, i, None, values_of(i)) for i in range(9)])
+        append_rows(tier, [(2, i, i, None, values_of(i)) for i in range(3)])
+        (first,) = tier.reserve(np.array([1]), np.array([0]), np.array([1])).tolist()
+        for _ in range(2):
+            self._erase(tier, 1, [1], [first + 1], True)
+            assert tier.known_users().tolist() == [2]
+            assert read(tier, [1, 2]).events.lengths.tolist() == [0, 3]
+        again = append_rows(tier, [(1, 5, 0, None, values_of(0)), (2, 1, 0, None, values_of(0))])
+        assert again.arrivals.tolist() == [first + 2, 1]
+        assert again.duplicate.tolist() == [False, True]
+        assert append_rows(tier, [(3, 0, None, None, values_of(0))]).arrivals[0] > first + 1
+
+    def test_ids_of_erased_events_are_new_again(self, tier: RecentTier) -> None:
+        append_rows(tier, [(1, i, i, None, values_of(i)) for i in range(9)])
+        tier.trim(np.array([1]), np.array([7]))
+        self._erase(tier, 1, [2, 5], [3, 5], False)
+        assert [e[0] for e in listed(read(tier, [1]))[1]] == [8, 9]
+        rows = [(1, i, i, None, values_of(i)) for i in range(9)]
+        result = append_rows(tier, rows)
+        assert np.flatnonzero(~result.duplicate).tolist() == [1, 2, 4]
+        assert result.arrivals.tolist() == [1, 10, 11, 4, 12, 6, 7, 8, 9]
+        tier.check_ids()
+
+    def test_a_user_who_came_back_keeps_what_came_after(self, tier: RecentTier) -> None:
+        append_rows(tier, [(1, i, i, None, values_of(i)) for i in range(4)])
+        (first,) = tier.reserve(np.array([1]), np.array([0]), np.array([1])).tolist()
+        append_rows(tier, [(1, 7, 7, None, values_of(7))])
+        self._erase(tier, 1, [1], [first + 1], True)
+        assert [e[0] for e in listed(read(tier, [1]))[1]] == [first + 2]
+        assert tier.known_users().tolist() == [1]
+        assert read(tier, [1]).top.tolist() == [first + 2]
+
     # --- append and read ---------------------------------------------------------------------------------------
 
     def test_arrivals_count_each_user_in_row_order(self, tier: RecentTier) -> None:

@@ -84,7 +84,7 @@ class FakeSource:
         exact = np.ones(len(batch), np.bool_)
         histories = SharedHistories(events, user_of, start, stop, batch.versions["snapshot_arrival"], exact)
         stats = ReadStats(bytes_read=10, events_decoded=len(events), versions_verified=len(batch) * verify)
-        return Reconstruction(histories, stats)
+        return Reconstruction(histories, stats, np.zeros(len(batch), np.int8), np.arange(len(batch)))
 
 
 def digest(batch):

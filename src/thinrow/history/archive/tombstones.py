@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from thinrow.core.errors import CorruptionError
 from thinrow.core.ragged import ranges_index
-from thinrow.core.users import Users, bucket_of
+from thinrow.core.users import Users
 from thinrow.storage.container import Container, ContainerWriter
 from thinrow.storage.objects import ObjectStore
 
@@ -36,7 +36,6 @@ ERASED, EXPIRED, WHOLE = 1, 2, 3
 TOMBSTONE_DTYPE = np.dtype(
     [("key", "S16"), ("hash", "<u4"), ("kind", "<u4"), ("first", "<i8"), ("last", "<i8"), ("n", "<i8")]
 )
-_HASHES = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +71,9 @@ class TombstoneIndex:
         files = {int(b): TombstoneFile(**f) for b, f in data["files"].items()}
         return cls(str(data["salt"]), int(data["max_arrival"]), int(data["since"]), files)
 
-    def with_files(self, files: Mapping[int, TombstoneFile], max_arrival: int, since: int) -> TombstoneIndex:
-        """The same with the files of some buckets replaced."""
-        top = max(self.max_arrival, max_arrival)
-        return replace(self, max_arrival=top, since=since, files={**self.files, **files})
+    def with_files(self, salt: str, files: Mapping[int, TombstoneFile], max_arrival: int, since: int) -> TombstoneIndex:
+        """The same with the files of some buckets replaced, in generation ``since``."""
+        return TombstoneIndex(salt, max(self.max_arrival, max_arrival), since, {**self.files, **files})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +155,6 @@ def keys_of(users: Users, salt: str) -> npt.NDArray[np.bytes_]:
     out = np.empty(len(users), "S16")
     out[:] = [hashlib.blake2b(e, digest_size=16, key=key).digest() for e in encoded]
     return out
-
-
-def records_of(users: Users, salt: str, owner: Ints, kind: int, first: Ints, last: Ints, n: Ints) -> Any:
-    """TOMBSTONE_DTYPE of intervals ``[first[i], last[i]]`` of users ``owner[i]``."""
-    records = np.zeros(len(owner), TOMBSTONE_DTYPE)
-    records["key"] = keys_of(users, salt)[owner]
-    records["hash"] = bucket_of(users, _HASHES)[owner]
-    records["kind"], records["first"], records["last"], records["n"] = kind, first, last, n
-    return records
 
 
 def intervals(owner: Ints, arrival: Ints) -> tuple[Ints, Ints, Ints]:

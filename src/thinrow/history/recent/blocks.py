@@ -56,8 +56,8 @@ class Reading(Protocol):
         """Keys of the users that have a block, ascending."""
         ...
 
-    def scan(self, name: Pairs) -> Iterator[tuple[bytes, bytes]]:
-        """All pairs, by key ascending."""
+    def scan(self, name: Pairs, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """All pairs whose key begins with ``prefix``, by key ascending."""
         ...
 
 
@@ -74,6 +74,14 @@ class Writing(Reading, Protocol):
 
     def drop_blocks(self, keys: Sequence[bytes]) -> None:
         """Remove blocks."""
+        ...
+
+    def drop_pairs(self, name: Pairs, keys: Sequence[bytes]) -> None:
+        """Remove pairs."""
+        ...
+
+    def raise_floor(self, at_least: int) -> None:
+        """Let no unknown user's first event get a number up to ``at_least`` (inclusive)."""
         ...
 
 
@@ -97,6 +105,10 @@ class BlockTier(ABC):
     @abstractmethod
     def _write(self, work: Callable[[Writing], T]) -> T:
         """Run ``work`` in a transaction and commit durably; may run it again from the start."""
+
+    @abstractmethod
+    def _rewrite(self, work: Callable[[Writing], None]) -> None:
+        """``_write``, after which no byte of what was ever dropped is left."""
 
     @abstractmethod
     def _schema_of(self, schema_id: int) -> EventSchema | None:
@@ -366,6 +378,50 @@ class BlockTier(ABC):
 
         if len(keys):
             self._write(work)
+
+    def erase(
+        self,
+        users: Users,
+        offsets: npt.NDArray[np.int64],
+        first: npt.NDArray[np.int64],
+        last: npt.NDArray[np.int64],
+        whole: npt.NDArray[np.bool_],
+    ) -> None:
+        """See ``RecentTier.erase``."""
+        through = np.zeros(len(users), np.int64)
+        np.maximum.at(through, np.repeat(np.arange(len(users)), np.diff(offsets)), last)
+        users, through = check_bounds("last", users, through, self._schema.user_kind)
+        keys = user_keys(users)
+
+        def work(txn: Writing) -> None:
+            counters, trimmed = self._counters(txn, keys)
+            floor = 0
+            for u in range(len(keys)):
+                mine = slice(offsets[u], offsets[u + 1])
+                self._erase_ids(txn, keys[u], first[mine], last[mine])
+                self._trim_user(txn, keys[u], int(through[u]))
+                top = max(int(counters[u]), int(through[u]))
+                # A number above it was given since: the user is back.
+                if whole[u] and counters[u] <= through[u]:
+                    txn.drop_pairs("users", [keys[u]])
+                    floor = max(floor, top)
+                elif txn.pairs("users", [keys[u]]):
+                    below = max(int(trimmed[u]), int(through[u]))
+                    txn.put_pairs("users", [(keys[u], pack_pairs(np.array([top]), np.array([below]))[0])])
+            if floor > self._floor:
+                txn.raise_floor(floor)
+
+        self._rewrite(work)
+
+    def _erase_ids(
+        self, txn: Writing, user_key: bytes, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
+    ) -> None:
+        held = list(txn.scan("ids", user_key))
+        if held and len(first):
+            arrival, _ = unpack_pairs([value for _, value in held], self._name, "the event ids")
+            at = np.maximum(np.searchsorted(first, arrival, side="right") - 1, 0)
+            goes = (arrival >= first[at]) & (arrival <= last[at])
+            txn.drop_pairs("ids", [held[i][0] for i in np.flatnonzero(goes).tolist()])
 
 
 def _refuse_overflow(users: Users, counters: npt.NDArray[np.int64], added: npt.NDArray[np.int64]) -> None:

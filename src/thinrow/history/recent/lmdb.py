@@ -7,6 +7,10 @@ lose the newest calls, or the whole environment where the file system reorders w
 Appends, trims and raises of counters are serialised by LMDB's writer lock, over threads and processes. Readers never
 wait for them, nor they for readers, except for the moment in which a full map is made larger.
 
+An erasure writes the environment anew, into a file of its own: LMDB's free pages, and the gaps in its live ones, keep
+old bytes. The last transaction on the old file says that it has moved, so that every process that has it open goes over
+to the new one before its next transaction, or, where the process that erased has died, writes it.
+
 One process may open an environment *once*: LMDB's file locks are per process and closing one handle would drop those
 of the other. A second open raises StoreError; share the first object, it is thread-safe. After ``os.fork`` the child
 must open its own.
@@ -18,6 +22,7 @@ import contextlib
 import json
 import os
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +45,9 @@ MAP_BYTES = 1 << 30
 _MAX_READERS = 512
 _USERS_AT_ONCE = 65_536
 _DATABASES = ("events", "users", "ids", "meta")
+#: Key in ``meta`` of an environment that was written anew elsewhere, or is about to be.
+_MOVED = b"moved"
+_UNFINISHED = ".next-"
 _DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError, lmdb.BadRslotError)
 
 #: Environments that this process holds: (process, device, inode of the directory) -> tier.
@@ -81,6 +89,7 @@ class LmdbRecent(BlockTier):
         self._writer = threading.RLock()
         self._schemas: dict[int, EventSchema] = {}
         self._env: Any = None
+        self._sync, self._new_floor = sync, floor
         created = not self._path.exists()
         self._path.mkdir(parents=True, exist_ok=True)
         status = os.stat(self._path)
@@ -93,17 +102,7 @@ class LmdbRecent(BlockTier):
             _HELD[self._identity] = self
         try:
             with self._translated():
-                self._env = lmdb.open(
-                    str(self._path),
-                    map_size=map_size,
-                    max_dbs=8,
-                    max_readers=_MAX_READERS,
-                    sync=sync,
-                    metasync=sync,
-                )
-                # Slots of killed readers would keep dropped pages alive.
-                self._env.reader_check()
-                self._dbs = self._open_databases(floor)
+                self._open(map_size)
                 if created and sync:
                     _sync_directories(self._path)
         except BaseException:
@@ -133,7 +132,8 @@ class LmdbRecent(BlockTier):
             if not still():
                 return False
             path.mkdir(parents=True)
-            self._live().copy(str(path), compact=True, txn=view.txn)
+            into = path if self._number() == 0 else path / "data.mdb"
+            self._live().copy(str(into), compact=True, txn=view.txn)
         descriptor = os.open(path / "data.mdb", os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -155,39 +155,73 @@ class LmdbRecent(BlockTier):
         users = self.known_users()
         for part in (users[a : a + _USERS_AT_ONCE] for a in range(0, len(users), _USERS_AT_ONCE)):
             self.raise_counters(part, np.full(len(part), epoch, np.int64))
-        with self._translated(), self._writer, self._live().begin(write=True) as txn:
-            self._put_meta(txn, self._dbs["meta"], "floor", str(epoch))
+        self._write(lambda txn: txn.raise_floor(epoch))
         self._floor = epoch
         return epoch
+
+    def _open(self, map_size: int) -> None:
+        """Open the newest environment; what older ones left goes."""
+        while True:
+            newest = self._files()[-1]
+            self._env = lmdb.open(
+                str(self._path if newest == 0 else self._path / _file_name(newest)),
+                subdir=newest == 0,
+                map_size=map_size,
+                max_dbs=8,
+                max_readers=_MAX_READERS,
+                sync=self._sync,
+                metasync=self._sync,
+            )
+            # It may have been made anew, empty, in the moment after it moved.
+            if self._files()[-1] == newest:
+                break
+            self._env.close()
+        for number in self._files()[:-1]:
+            names = ("data.mdb", "lock.mdb") if number == 0 else (_file_name(number), f"{_file_name(number)}-lock")
+            for name in names:
+                (self._path / name).unlink(missing_ok=True)
+        # Slots of killed readers would keep dropped pages alive.
+        self._env.reader_check()
+        self._dbs = self._open_databases(self._new_floor)
+
+    def _files(self) -> list[int]:
+        """Numbers of the environments in the directory, ascending; 0 is LMDB's own name, there or to be made."""
+        return [0, *sorted(int(f.stem) for f in self._path.glob("*.mdb") if f.stem.isdigit())]
 
     @contextmanager
     def _read(self) -> Iterator[_Transaction]:
         with self._translated(), self._gate.shared():
-            txn = self._begin()
+            txn, repair = self._begin()
             while txn is None:
                 self._gate.leave()
                 try:
                     with self._writer:
-                        self._resize(0)
+                        repair()
                 finally:
                     self._gate.enter()
-                txn = self._begin()
+                txn, repair = self._begin()
             with txn:
                 yield _Transaction(txn, self._dbs)
 
-    def _begin(self) -> Any:
-        """A read transaction, or None where another process made the map larger."""
+    def _begin(self) -> tuple[Any, Callable[[], None]]:
+        """A read transaction; or None, and what is to be done where another process made the map larger or moved."""
         try:
-            return self._live().begin()
+            txn = self._live().begin()
         except lmdb.MapResizedError:
-            return None
+            return None, lambda: self._resize(0)
+        if txn.get(_MOVED, db=self._dbs["meta"]) is not None:
+            txn.abort()
+            return None, self._move
+        return txn, self._move
 
     def _write(self, work: Callable[[Writing], T]) -> T:
         with self._translated(), self._writer:
             while True:
                 try:
                     with self._live().begin(write=True) as txn:
-                        return work(_Transaction(txn, self._dbs))
+                        if txn.get(_MOVED, db=self._dbs["meta"]) is None:
+                            return work(_Transaction(txn, self._dbs))
+                    self._move()
                 except lmdb.MapFullError:
                     self._resize(2 * self._live().info()["map_size"])
                 except lmdb.MapResizedError:
@@ -197,6 +231,55 @@ class LmdbRecent(BlockTier):
         """Set the map's size (0: what another process made it) while no transaction of this process is alive."""
         with self._gate.alone():
             self._live().set_mapsize(size)
+
+    def _rewrite(self, work: Callable[[Writing], None]) -> None:
+        def work_and_mark(txn: Writing) -> None:
+            work(txn)
+            assert isinstance(txn, _Transaction)
+            txn.mark_moved()
+
+        self._write(work_and_mark)
+        with self._translated(), self._writer:
+            self._move()
+
+    def _move(self) -> None:
+        """Write a marked environment anew, unless another process has, and go over to the new one."""
+        with self._gate.alone():
+            env = self._live()
+            # Whoever has this environment open waits here for its turn, and then finds the new one.
+            with env.begin(write=True) as txn:
+                if txn.get(_MOVED, db=self._dbs["meta"]) is not None and self._successor() is None:
+                    self._copy(txn)
+            map_size = env.info()["map_size"]
+            env.close()
+            self._open(map_size)
+
+    def _successor(self) -> int | None:
+        newest = self._files()[-1]
+        return newest if newest > self._number() else None
+
+    def _number(self) -> int:
+        name = Path(self._env.path()).name
+        return int(name.removesuffix(".mdb")) if name.endswith(".mdb") else 0
+
+    def _copy(self, txn: Any) -> None:
+        """All pairs, into an environment of pages that nothing was in before."""
+        for left in self._path.glob(f"{_UNFINISHED}*"):
+            left.unlink(missing_ok=True)
+        unfinished = self._path / f"{_UNFINISHED}{uuid.uuid4().hex}"
+        size = self._env.info()["map_size"]
+        new = lmdb.open(str(unfinished), subdir=False, map_size=size, max_dbs=8, max_readers=_MAX_READERS)
+        try:
+            with new.begin(write=True) as out:
+                for name, db in self._dbs.items():
+                    pairs = ((k, v) for k, v in txn.cursor(db).iternext() if name != "meta" or k != _MOVED)
+                    out.cursor(new.open_db(name.encode(), txn=out)).putmulti(pairs, append=True)
+            new.sync(True)
+        finally:
+            new.close()
+        os.rename(unfinished, self._path / _file_name(self._number() + 1))
+        Path(f"{unfinished}-lock").unlink(missing_ok=True)
+        _sync_directories(self._path)
 
     def _live(self) -> Any:
         if self._env is None:
@@ -337,9 +420,14 @@ class _Transaction:
             more = self._events.set_range(found[-1] + AFTER_ALL)
         return found
 
-    def scan(self, name: Pairs) -> Iterator[tuple[bytes, bytes]]:
-        found: Iterator[tuple[bytes, bytes]] = self.txn.cursor(self._dbs[name]).iternext()
-        return found
+    def scan(self, name: Pairs, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        cursor = self.txn.cursor(self._dbs[name])
+        if prefix and not cursor.set_range(prefix):
+            return
+        for key, value in cursor.iternext():
+            if not key.startswith(prefix):
+                return
+            yield key, value
 
     def put_pairs(self, name: Pairs, items: Iterable[tuple[bytes, bytes]]) -> None:
         self.txn.cursor(self._dbs[name]).putmulti(items)
@@ -350,6 +438,21 @@ class _Transaction:
     def drop_blocks(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             self.txn.delete(key, db=self._dbs["events"])
+
+    def drop_pairs(self, name: Pairs, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self.txn.delete(key, db=self._dbs[name])
+
+    def raise_floor(self, at_least: int) -> None:
+        self.txn.put(b"floor", seal(b"floor", str(at_least).encode()), db=self._dbs["meta"])
+
+    def mark_moved(self) -> None:
+        self.txn.put(_MOVED, seal(_MOVED, b""), db=self._dbs["meta"])
+
+
+def _file_name(number: int) -> str:
+    """The file of the environment that was written anew ``number`` times, 1 or more."""
+    return f"{number:04d}.mdb"
 
 
 def _is_of(event_key: bytes, user_key: bytes) -> bool:

@@ -40,6 +40,11 @@ class MemoryRecent(BlockTier):
             staged.apply()
             return result
 
+    def _rewrite(self, work: Callable[[Writing], None]) -> None:
+        with self._lock:
+            self._write(work)
+            self._floor = max(self._floor, self._held().floor)
+
     def _held(self) -> _Tables:
         if self._tables is None:
             raise StoreError("this recent tier is closed; make a new one")
@@ -70,6 +75,7 @@ class _Tables:
     def __init__(self) -> None:
         self.of_pairs: dict[str, dict[bytes, bytes]] = {"users": {}, "ids": {}}
         self.of_blocks: dict[bytes, list[Block]] = {}
+        self.floor = 0
 
     def pairs(self, name: Pairs, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         table = self.of_pairs[name]
@@ -89,8 +95,8 @@ class _Tables:
     def holders(self) -> list[bytes]:
         return sorted(key for key, held in self.of_blocks.items() if held)
 
-    def scan(self, name: Pairs) -> Iterator[Block]:
-        return iter(sorted(self.of_pairs[name].items()))
+    def scan(self, name: Pairs, prefix: bytes = b"") -> Iterator[Block]:
+        return iter(sorted(item for item in self.of_pairs[name].items() if item[0].startswith(prefix)))
 
 
 class _Staged:
@@ -127,6 +133,18 @@ class _Staged:
                 self._tables.of_blocks[user_key] = [b for b in self._tables.of_blocks[user_key] if b[0] not in gone]
 
         self._changes.append(change)
+
+    def drop_pairs(self, name: Pairs, keys: Sequence[bytes]) -> None:
+        listed = list(keys)
+
+        def change() -> None:
+            for key in listed:
+                self._tables.of_pairs[name].pop(key, None)
+
+        self._changes.append(change)
+
+    def raise_floor(self, at_least: int) -> None:
+        self._changes.append(lambda: setattr(self._tables, "floor", at_least))
 
     def apply(self) -> None:
         for change in self._changes:

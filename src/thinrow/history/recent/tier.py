@@ -147,6 +147,27 @@ class RecentTier(Protocol):
         """Counter becomes ``max(counter, at_least[u])``: after a bulk load, or when the tier was lost."""
         ...
 
+    def erase(
+        self,
+        users: Users,
+        offsets: npt.NDArray[np.int64],
+        first: npt.NDArray[np.int64],
+        last: npt.NDArray[np.int64],
+        whole: npt.NDArray[np.bool_],
+    ) -> None:
+        """Drop event ids of erased events, and all that is known of whole users, so that no byte of them is left.
+
+        The erased arrivals of ``users[u]`` are the intervals ``[first[i], last[i]]``, ``offsets[u] <= i < offsets[u +
+        1]``, ascending. Of events at or below the last of them nothing stays: they must be archived. A ``whole`` user
+        without later events is forgotten, and numbers of unknown users then begin after its last one. What the tier
+        once held and dropped goes too: its store is written anew, without free pages. Safe beside other processes
+        that have it open, and to repeat after a crash.
+
+        Raises:
+            InputError: lengths differ, or a user is named twice.
+        """
+        ...
+
     def close(self) -> None:
         """Release files and memory; later calls raise StoreError. Closing twice is fine."""
         ...
