@@ -105,9 +105,8 @@ class BucketTask:
     name: str
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BucketTask, (
-            self.base, self.bucket, list(self.parts), self.n_new, self.full, self.keep, self.name,
-        )  # fmt: skip
+        parts = list(self.parts) if isinstance(self.parts, Iterator) else self.parts
+        return BucketTask, (self.base, self.bucket, parts, self.n_new, self.full, self.keep, self.name)
 
 
 @dataclass(frozen=True, slots=True)

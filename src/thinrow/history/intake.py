@@ -48,7 +48,25 @@ class CheckedEvents:
 
 def check_table(table: pa.Table, schema: EventSchema) -> CheckedEvents:
     """Check every row of ``table`` against ``schema`` and put the rows in arrival order (by ``arrival_time`` where the
-    schema has it, ties in input order; else input order).
+    schema has it, ties in input order; else input order). Raises as ``check_rows``."""
+    checked, arrived = check_rows(table, schema)
+    if arrived is None:
+        return checked
+    order = np.argsort(arrived, kind="stable")
+    event_ids, supersedes = checked.event_ids, checked.supersedes
+    return CheckedEvents(
+        checked.users[order],
+        checked.event_ts[order],
+        {n: c.take(order) for n, c in checked.columns.items()},
+        None if event_ids is None else event_ids.take(order),
+        None if supersedes is None else supersedes.take(order),
+        schema,
+    )
+
+
+def check_rows(table: pa.Table, schema: EventSchema) -> tuple[CheckedEvents, npt.NDArray[np.int64] | None]:
+    """Check every row of ``table`` against ``schema``: the rows in input order, and when each arrived (None where the
+    schema has no arrival time).
 
     Raises:
         SchemaError: a column is missing, of the wrong type, or null where it must not be.
@@ -82,17 +100,8 @@ def check_table(table: pa.Table, schema: EventSchema) -> CheckedEvents:
         _check_id_lengths(supersedes, name)
     checked = CheckedEvents(users, event_ts, columns, event_ids, supersedes, schema)
     if schema.arrival_time_column is None:
-        return checked
-    arrived = _times(_get(table, schema.arrival_time_column, "arrival_time"), schema.arrival_time_column)
-    order = np.argsort(arrived, kind="stable")
-    return CheckedEvents(
-        users[order],
-        event_ts[order],
-        {n: c.take(order) for n, c in columns.items()},
-        None if event_ids is None else event_ids.take(order),
-        None if supersedes is None else supersedes.take(order),
-        schema,
-    )
+        return checked, None
+    return checked, _times(_get(table, schema.arrival_time_column, "arrival_time"), schema.arrival_time_column)
 
 
 def request_times(request_ts: object, n: int) -> npt.NDArray[np.int64]:

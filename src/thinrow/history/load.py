@@ -1,76 +1,353 @@
-"""Bulk load: a history that never went through the recent tier becomes part of a generation."""
+"""Bulk load: a history that never went through the recent tier becomes part of a generation, however large it is.
+
+The input is read once, checked, and cut into runs sorted by bucket and user (``bulk.runs``). When all of it is known to
+be sound, each bucket's users get their arrival numbers, and the runs of the bucket are merged into one segment, part
+by part (``bulk.merge``, ``buckets``); then everything is committed at once. What is done is written down in a folder
+(``bulk.state``), so a killed load goes on where it was: it never doubles and never loses.
+
+Worked figures, 100 million rows of 42 bytes, ``memory_bytes`` of 1 GiB: runs of 96 MiB on disk (4 GB together), parts
+of 16 MiB, two buckets at a time.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from thinrow.core.users import bucket_of, distinct
-from thinrow.history.archive.generation import Archive
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.errors import CommitConflict, InputError, ObjectNotFound, SchemaError, StoreError
+from thinrow.core.units import NEVER
+from thinrow.core.users import Users, as_users
+from thinrow.history.archive.generation import Archive, Generation
+from thinrow.history.archive.layout import STRIPE_ROWS
 from thinrow.history.archive.reader import Ints, look_up
 from thinrow.history.buckets import (
     BucketTask,
     BucketWrite,
     CompactReport,
-    NewEvents,
-    commit_buckets,
     new_name,
     report_of,
+    rows_of,
+    run_buckets,
     write_bucket,
 )
-from thinrow.history.engines import LocalEngine
-from thinrow.history.intake import CheckedEvents
+from thinrow.history.bulk.merge import BucketParts, Numbers
+from thinrow.history.bulk.runs import Run, read_runs
+from thinrow.history.bulk.source import Source, open_source
+from thinrow.history.bulk.state import BucketDone, LoadFolder, load_folder
+from thinrow.history.engines import BucketEngine
 from thinrow.history.recent.tier import RecentTier
 from thinrow.jagged import Events
 from thinrow.jagged.column import concat_columns
-from thinrow.jagged.events import never_hidden
+
+MEMORY_BYTES = 1 << 30
+_LEAST_MEMORY = 64 << 20
+#: Shares of the memory: a run is copied several times while it is sorted, a part while it is merged and encoded.
+_RUN_SHARE, _PART_SHARE = 10, 32
+_MAX_TRIES = 20
+_FIRST_USERS, _MOST_USERS = 256, 1 << 16
 
 
-def bulk_load(archive: Archive, recent: RecentTier, events: CheckedEvents) -> CompactReport:
-    """Give ``events`` (in arrival order) the next arrival numbers of their users and commit them as a new generation.
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far a load is.
 
-    Their numbers are taken first, so that none is given twice even if the commit fails. Recent events of these users
-    with lower numbers go into the same generation (the prefix invariant: it holds exactly the arrivals up to some
-    number); events that arrive meanwhile have higher ones and stay recent.
+    Attributes:
+        rows, of_rows: of the input that have been read and checked; of how many, None where that is not known.
+        bytes: what these rows take in memory.
+        buckets, of_buckets: that are written; of how many, 0 while the input is read.
+    """
+
+    rows: int
+    of_rows: int | None
+    bytes: int
+    buckets: int
+    of_buckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load.
+
+    Attributes:
+        work: folder for runs and journals; on a cluster every node reaches it under this name.
+        load_id: names the input, so that a second load of it is known: one that was killed goes on, one that is done
+            is not done again. Files name themselves by path, size and time of change.
+        memory_bytes: aimed at, for runs and parts; interpreter, libraries and index come to it (300 MB or so).
+        engine: where buckets are written.
+        progress: called as it goes on.
+        alone: held from the first number until the commit.
+    """
+
+    work: Path
+    engine: BucketEngine
+    load_id: str | None = None
+    memory_bytes: int = MEMORY_BYTES
+    progress: Callable[[LoadProgress], None] | None = None
+    alone: AbstractContextManager[Any] = field(default_factory=nullcontext)
+
+
+def bulk_load(archive: Archive, recent: RecentTier, source: Any, options: LoadOptions) -> CompactReport:
+    """Give the events of ``source`` (see ``open_source``) the next arrival numbers of their users, by (arrival time,
+    input order), and commit them as a new generation.
+
+    Numbers are taken first, so that none is given twice even if the commit fails. Recent events of these users with
+    lower numbers go into the same generation (the prefix invariant: it holds exactly the arrivals up to some number);
+    events that arrive meanwhile have higher ones and stay recent.
 
     Raises:
-        CommitConflict: another writer committed meanwhile; nothing was loaded.
+        InputError and its kinds: a bad row, named with its file; nothing has been changed.
+        StoreError: the disk refused, or another process is at this load. What is complete is kept for the next try.
+        CommitConflict: other writers won twenty times in a row.
     """
-    base = archive.pin()
-    users, row_of = distinct(events.users)
-    loaded = np.bincount(row_of, minlength=len(users)).astype(np.int64)
-    watermark = look_up(base, users).watermark
-    first = recent.reserve(users, watermark, loaded)
-    everything = _joined(recent.read_since(users, watermark, base.schema).events, events, row_of, first)
-    buckets = bucket_of(users, base.n_buckets)
-
-    def write(bucket: int) -> BucketWrite | None:
-        part = everything.take_users(np.flatnonzero(buckets == bucket))
-        task = BucketTask(base, bucket, [NewEvents.without_hides(part)], len(part), False, False, new_name(bucket))
-        return write_bucket(task)
-
-    generation, written = commit_buckets(archive, base, np.unique(buckets).tolist(), write, "bulk load", LocalEngine())
-    recent.trim(users, first + loaded)
-    return report_of(generation, written)
+    if options.memory_bytes < _LEAST_MEMORY:
+        raise InputError(f"{options.memory_bytes} bytes of memory; give at least {_LEAST_MEMORY} (64 MiB)")
+    opened = open_source(source)
+    load_id = options.load_id or opened.identity
+    with load_folder(options.work, load_id) as folder:
+        return _Load(archive, recent, opened, replace(options, load_id=load_id), folder).run()
 
 
-def _joined(held: Events, loaded: CheckedEvents, row_of: Ints, first: Ints) -> Events:
-    """The recent events up to ``first`` of each user and the loaded ones (of users ``row_of``) after them."""
-    owner = np.repeat(np.arange(len(held.users)), held.lengths)
-    before = np.flatnonzero(held.arrival <= first[owner])
-    by_user = np.argsort(row_of, kind="stable")
-    place = np.empty(len(row_of), np.int64)
-    place[by_user] = np.arange(len(row_of)) - np.searchsorted(row_of[by_user], row_of[by_user])
-    who = np.concatenate([owner[before], row_of])
-    event_ts = np.concatenate([held.event_ts[before], loaded.event_ts])
-    arrival = np.concatenate([held.arrival[before], first[row_of] + 1 + place])
-    columns = {n: concat_columns([held.columns[n].take(before), c]) for n, c in loaded.columns.items()}
-    order = np.lexsort((arrival, event_ts, who))
-    offsets = np.searchsorted(who[order], np.arange(len(held.users) + 1)).astype(np.int64)
+class _Load:
+    def __init__(
+        self, archive: Archive, recent: RecentTier, source: Source, options: LoadOptions, folder: LoadFolder
+    ) -> None:
+        self._archive, self._recent, self._source = archive, recent, source
+        self._options, self._folder = options, folder
+        self._named = options.load_id is not None
+        self._note = f"bulk load {options.load_id}" if self._named else "bulk load"
+        self._seen = LoadProgress(0, source.n_rows, 0, 0, 0)
+        self._lock = threading.Lock()
+        self._numbers: dict[int, tuple[Users, Ints, Ints]] = {}
+        self._schema = archive.pin().schema
+
+    def run(self) -> CompactReport:
+        done = self._folder.get("done")
+        if done is not None:
+            return CompactReport(**done)
+        base = self._archive.pin()
+        job = {"load": self._options.load_id, "schema": self._schema.to_dict(), "n_buckets": base.n_buckets}
+        if self._named and self._folder.get("job") != job:
+            self._folder.clear()
+            self._folder.put("job", job)
+        committed = self._committed()
+        if committed is not None:
+            return committed
+        runs = self._read(base.n_buckets)
+        with self._options.alone:
+            for _ in range(_MAX_TRIES - 1):
+                try:
+                    return self._write(runs)
+                except CommitConflict:
+                    continue
+            return self._write(runs)
+
+    def _committed(self) -> CompactReport | None:
+        """The end of a load that was killed after its commit."""
+        attempt = self._folder.get("commit")
+        if attempt is None:
+            return None
+        number = attempt["generation"]
+        try:
+            generation = self._archive.generation(number)
+        except ObjectNotFound:
+            if self._archive.pin().number < number:
+                return None
+            raise StoreError(
+                f"generation {number} is gone, in which the load in {self._folder.path} may have been committed; "
+                "compare the number of events, then delete that folder"
+            ) from None
+        buckets = {b: d for b in range(generation.n_buckets) if (d := self._folder.bucket(b)) is not None}
+        held = {info.name for _, info in generation.segments}
+        if not buckets or not all(s.name in held for d in buckets.values() for s in d.write.segments):
+            return None
+        return self._finish(generation, {b: d.write for b, d in buckets.items()})
+
+    def _read(self, n_buckets: int) -> list[Run]:
+        """All runs, those of an earlier try among them."""
+        runs = self._folder.runs() if self._source.identity is not None else []
+        if not runs:
+            # What cannot be read from its middle is read again, and sorted into the same runs.
+            self._folder.clear(keep=("lock", "job.json"))
+        after = runs[-1].read if runs else 0
+        self._advance(rows=after)
+        if self._folder.get("input") is None or self._source.identity is None:
+            found = read_runs(
+                self._source,
+                self._schema,
+                n_buckets,
+                after=after,
+                run_bytes=self._options.memory_bytes // _RUN_SHARE,
+                spill=lambda run: self._folder.add_run(len(runs), run),
+                progress=lambda rows, n_bytes: self._advance(rows=rows, n_bytes=n_bytes),
+            )
+            for run in found:
+                runs.append(run)
+            if self._named:
+                self._folder.put("input", {"runs": len(runs)})
+        return [run for run in runs if run.rows.any()]
+
+    def _advance(self, rows: int = 0, n_bytes: int = 0, buckets: int = 0, of_buckets: int = 0) -> None:
+        with self._lock:
+            seen = self._seen
+            self._seen = replace(
+                seen,
+                rows=seen.rows + rows,
+                bytes=seen.bytes + n_bytes,
+                buckets=seen.buckets + buckets,
+                of_buckets=of_buckets or seen.of_buckets,
+            )
+            if self._options.progress is not None:
+                self._options.progress(self._seen)
+
+    def _write(self, runs: list[Run]) -> CompactReport:
+        """Write what is not written of the buckets, and commit all. Raises CommitConflict."""
+        base = self._archive.pin()
+        if base.schema != self._schema or any(len(run.rows) != base.n_buckets for run in runs):
+            raise SchemaError("schema or buckets of the store have changed while the input was read; load it again")
+        wanted = np.flatnonzero(sum(run.rows for run in runs)).tolist() if runs else []
+        self._numbers = {}
+        self._seen = replace(self._seen, buckets=0)
+        self._advance(of_buckets=len(wanted))
+
+        def work(bucket: int) -> BucketWrite | None:
+            done = self._resumed(base, bucket) or self._write_bucket(base, bucket, runs)
+            self._advance(buckets=1)
+            return done
+
+        written: dict[int, BucketWrite] = {}
+        try:
+            for bucket, done in run_buckets(wanted, work, self._options.engine):
+                assert done is not None
+                written[bucket] = done
+            if self._named:
+                self._folder.put("commit", {"generation": base.number + 1})
+            generation = base
+            if written:
+                generation = self._archive.commit(base, {b: w.segments for b, w in written.items()}, self._note)
+        except CommitConflict:
+            self._abandon(base, written)
+            raise
+        except BaseException:
+            # Of a commit that failed nobody knows whether its manifest is there.
+            if self._archive.pin().number == base.number:
+                self._abandon(base, written)
+            raise
+        return self._finish(generation, written)
+
+    def _abandon(self, base: Generation, written: dict[int, BucketWrite]) -> None:
+        """Delete the segments of a load that cannot go on with them later."""
+        if not self._named:
+            held = {info.name for _, info in base.segments}
+            for info in (info for w in written.values() for info in w.segments if info.name not in held):
+                self._archive.objects.delete(info.name)
+
+    def _resumed(self, base: Generation, bucket: int) -> BucketWrite | None:
+        """The bucket as an earlier try left it, if nothing has happened to it and its users since."""
+        done, held = (self._folder.bucket(bucket), self._folder.numbers(bucket)) if self._named else (None, None)
+        if done is None or held is None:
+            return None
+        now = [base.segments[n][1].name for n in base.segments_of(bucket)]
+        new = [info for info in done.write.segments if info.name not in done.before]
+        if now == done.before and self._untouched(*held) and all(self._there(i.name, i.bytes) for i in new):
+            return done.write
+        self._folder.drop_bucket(bucket)
+        for info in new:
+            self._archive.objects.delete(info.name)
+        return None
+
+    def _there(self, name: str, n_bytes: int) -> bool:
+        try:
+            return self._archive.objects.size(name) == n_bytes
+        except ObjectNotFound:
+            return False
+
+    def _untouched(self, users: Users, first: Ints, n: Ints) -> bool:
+        """Whether the users got no number since. One that came later may be known to a request already."""
+        for at in range(0, len(users), _MOST_USERS):
+            part = slice(at, at + _MOST_USERS)
+            none = np.full(len(users[part]), NEVER - 1)
+            if not np.array_equal(self._recent.read_since(users[part], none, self._schema).top, (first + n)[part]):
+                return False
+        return True
+
+    def _number(self, base: Generation, bucket: int, runs: list[Run]) -> Numbers:
+        """Take numbers for a bucket's users, and read their recent events below them."""
+        found = [run.users(bucket) for run in runs]
+        everyone: npt.NDArray[Any] = np.concatenate([users for users, _ in found])
+        distinct, place = np.unique(everyone, return_inverse=True)
+        users = as_users(distinct, base.schema.user_kind)
+        n = np.bincount(place, np.concatenate([n for _, n in found]), len(users)).astype(np.int64)
+        first = np.zeros(len(users), np.int64)
+        held: list[Events] = []
+        at, step = 0, _FIRST_USERS
+        while at < len(users):
+            part = slice(at, min(at + step, len(users)))
+            watermark = look_up(base, users[part]).watermark
+            first[part] = self._recent.reserve(users[part], watermark, n[part])
+            read = self._recent.read_since(users[part], watermark, base.schema).events
+            owner = np.repeat(np.arange(len(read.users)), read.lengths)
+            below = read.arrival <= first[part][owner]
+            held.append(read.take_rows(np.flatnonzero(below), _offsets(owner[below], len(read.users))))
+            at = part.stop
+            step = min(_MOST_USERS, max(1, _MOST_USERS * (part.stop - part.start) // max(len(read), 1)))
+        numbers = Numbers(users, first, n, _joined(held))
+        if self._named:
+            self._folder.put_numbers(bucket, numbers)
+        else:
+            self._numbers[bucket] = users, first, n
+        return numbers
+
+    def _write_bucket(self, base: Generation, bucket: int, runs: list[Run]) -> BucketWrite:
+        engine, numbers = self._options.engine, self._number(base, bucket, runs)
+        part_bytes = self._options.memory_bytes // (_PART_SHARE * min(engine.slots, 2))
+        rows = rows_of(base.schema, part_bytes)
+        folder = self._folder.path if any(run.path is not None for run in runs) else None
+        parts = BucketParts(runs, bucket, numbers, base.schema, rows, STRIPE_ROWS, folder)
+        n_new = int(numbers.n.sum()) + (0 if numbers.recent is None else len(numbers.recent))
+        task = BucketTask(base, bucket, parts, n_new, False, parts.has_giants, new_name(bucket))
+        write = engine.call(write_bucket, task)
+        assert write is not None
+        if self._named:
+            before = [base.segments[i][1].name for i in base.segments_of(bucket)]
+            self._folder.put_bucket(bucket, BucketDone(before, write))
+        return write
+
+    def _finish(self, generation: Generation, written: dict[int, BucketWrite]) -> CompactReport:
+        for bucket in written:
+            held = self._folder.numbers(bucket) if self._named else self._numbers[bucket]
+            assert held is not None
+            users, first, n = held
+            for at in range(0, len(users), _MOST_USERS):
+                part = slice(at, at + _MOST_USERS)
+                self._recent.trim(users[part], (first + n)[part])
+        report = report_of(generation, list(written.values()))
+        if self._named:
+            self._folder.finish(report)
+        return report
+
+
+def _offsets(owner: Ints, n: int) -> Ints:
+    return np.searchsorted(owner, np.arange(n + 1)).astype(np.int64)
+
+
+def _joined(parts: list[Events]) -> Events | None:
+    """Events of users that ascend over the parts; None where there are none."""
+    if not any(len(p) for p in parts):
+        return None
+    lengths = np.concatenate([p.lengths for p in parts])
+    users: npt.NDArray[Any] = np.concatenate([p.users for p in parts])
     return Events(
-        held.users,
-        offsets,
-        event_ts[order],
-        arrival[order],
-        never_hidden(len(order)),
-        {n: c.take(order) for n, c in columns.items()},
+        users,
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        np.concatenate([p.event_ts for p in parts]),
+        np.concatenate([p.arrival for p in parts]),
+        np.concatenate([p.hidden_from for p in parts]),
+        {n: concat_columns([p.columns[n] for p in parts]) for n in parts[0].columns},
     )

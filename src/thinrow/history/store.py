@@ -3,14 +3,15 @@
 ::
 
     store/
-      archive/    manifests and segments (docs/format/archive-v2.md); or in a bucket (see ``place``)
+      archive/    manifests and segments (docs/format/archive-v2.md)
       recent/     the LMDB environment (docs/format/recent-v2.md)
 """
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,15 +30,15 @@ from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.verify import Damage
 from thinrow.history.backup import BackupReport, backup, prune, restore
 from thinrow.history.buckets import CompactReport, Progress
+from thinrow.history.bulk.source import BulkInput
 from thinrow.history.compact import compact
-from thinrow.history.engines import BucketEngine, EngineName
+from thinrow.history.engines import BucketEngine, EngineName, engine_of
 from thinrow.history.erase import EventsOf, Retention
 from thinrow.history.erasure import GRACE_S, Also, EraseReport, erase, expire_rewritten, finish, retain
 from thinrow.history.evolve import evolve
 from thinrow.history.intake import CheckedEvents, check_table, request_times
 from thinrow.history.journal import Journal, Pending
-from thinrow.history.load import bulk_load
-from thinrow.history.place import archive_objects, forget, remember, remembered
+from thinrow.history.load import MEMORY_BYTES, LoadOptions, LoadProgress, bulk_load
 from thinrow.history.recent.lmdb import LmdbRecent
 from thinrow.history.recent.tier import AppendResult, RecentTier
 from thinrow.history.reconstruct import Reconstruction, reconstruct
@@ -45,11 +46,9 @@ from thinrow.history.snapshot import MAX_INLINE_EVENTS, Snapshot, take_snapshot
 from thinrow.history.verify import verify_recent
 from thinrow.schema import EventSchema, Projection
 from thinrow.schema.evolution import Evolution
-from thinrow.storage.cache import DEFAULT_CACHE_BYTES
 from thinrow.storage.garbage import Garbage
 from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import LocalObjects
-from thinrow.storage.s3 import S3Location, S3Objects
 
 DEFAULT_BUCKETS = 16
 #: A compaction lets go of what has expired where that is at least this share of a bucket.
@@ -76,7 +75,7 @@ class HistoryStore:
     @staticmethod
     def exists(path: str | Path) -> bool:
         """Whether a store is at ``path``: its first manifest is what makes it one."""
-        return bool(ManifestLog(archive_objects(path, cache_bytes=0)).list())
+        return bool(ManifestLog(LocalObjects(Path(path) / "archive")).list())
 
     @classmethod
     def create(
@@ -85,8 +84,6 @@ class HistoryStore:
         schema: EventSchema,
         n_buckets: int = DEFAULT_BUCKETS,
         *,
-        archive: str | None = None,
-        cache_bytes: int = DEFAULT_CACHE_BYTES,
         sync: bool = True,
         clock: Clock = system_clock,
     ) -> HistoryStore:
@@ -95,67 +92,34 @@ class HistoryStore:
         Args:
             path: directory; made if absent.
             n_buckets: fixed for the life of the store; training tables take the same number.
-            archive: ``s3://bucket/prefix?endpoint=URL&region=NAME`` to keep the archive there; the folder remembers it.
-            cache_bytes: of a distant archive to keep in the folder; 0 for no cache.
             sync: whether an append is on disk before it returns (False: it survives a killed process, not a power cut).
 
         Raises:
             StoreExists: a store is there.
-            InputError: ``n_buckets`` is out of bounds, or ``archive`` is no such URL.
+            InputError: ``n_buckets`` is out of bounds.
         """
         path = Path(path)
-        location = None if archive is None else S3Location.parse(archive)
         if cls.exists(path):
             raise StoreExists(f"a store is at {path} already; open it, or choose another path")
-        # A creation that was killed may have left this.
-        forget(path)
-        if location is not None:
-            if ManifestLog(S3Objects(location)).list():
-                raise StoreExists(f"an archive is at {location} already; open it from here, or choose another prefix")
-            remember(path, location)
+        archive = Archive.create(LocalObjects(path / "archive"), schema, n_buckets, clock)
         try:
-            made = Archive.create(archive_objects(path, cache_bytes=cache_bytes), schema, n_buckets, clock)
+            return cls(path, archive, _new_tier(path / "recent", schema, sync), clock=clock)
         except BaseException:
-            forget(path)
-            raise
-        try:
-            return cls(path, made, _new_tier(path / "recent", schema, sync), clock=clock)
-        except BaseException:
-            made.destroy()
-            forget(path)
+            archive.destroy()
             raise
 
     @classmethod
-    def open(
-        cls,
-        path: str | Path,
-        *,
-        archive: str | None = None,
-        cache_bytes: int = DEFAULT_CACHE_BYTES,
-        sync: bool = True,
-        clock: Clock = system_clock,
-    ) -> HistoryStore:
-        """Open a store.
-
-        Args:
-            archive: not needed where the folder remembers it. A new folder takes over the archive of a lost one: what
-                the lost one had not compacted is gone, and no two folders may append for one archive.
-
-        Raises:
-            StoreNotFound, NewerFormatError, CorruptionError.
-            InputError: ``archive`` is not where this store has its archive.
-        """
+    def open(cls, path: str | Path, *, sync: bool = True, clock: Clock = system_clock) -> HistoryStore:
+        """Open a store. Raises StoreNotFound, NewerFormatError or CorruptionError."""
         path = Path(path)
-        if archive is not None:
-            _settle(path, S3Location.parse(archive))
         if not cls.exists(path):
             raise StoreNotFound(
                 f"no store at {path}; create one: thinrow ingest FILE --store {path} --create --schema ..."
             )
-        opened = Archive(archive_objects(path, cache_bytes=cache_bytes), clock)
-        schema = opened.pin().schema
-        recent = LmdbRecent(path / "recent", schema, sync=sync, floor=lambda: next_epoch(opened.pin()))
-        return cls(path, opened, recent, clock=clock)
+        archive = Archive(LocalObjects(path / "archive"), clock)
+        schema = archive.pin().schema
+        recent = LmdbRecent(path / "recent", schema, sync=sync, floor=lambda: next_epoch(archive.pin()))
+        return cls(path, archive, recent, clock=clock)
 
     @property
     def schema(self) -> EventSchema:
@@ -236,21 +200,44 @@ class HistoryStore:
     def _resolve(self, user: object, event_id: object) -> tuple[int, int] | None:
         return find_event(self.pin(), user, event_id)
 
-    def bulk_load(self, table: pa.Table) -> CompactReport:
+    def bulk_load(
+        self,
+        source: BulkInput,
+        *,
+        load_id: str | None = None,
+        work_dir: str | Path | None = None,
+        memory_bytes: int = MEMORY_BYTES,
+        engine: EngineName | BucketEngine = "local",
+        progress: Callable[[LoadProgress], None] | None = None,
+    ) -> CompactReport:
         """Import a history straight into the archive, numbered by (arrival time, input order), after what came before.
 
-        Appends through this object wait until the load is committed. Other processes must not append to its users
-        meanwhile: a request that sees such an event before the load is committed fails its verification later.
+        The input may be larger than memory and in any order. Appends through this object wait from the first number
+        until the commit. Other processes must not append to its users meanwhile: a request that sees such an event
+        before the load is committed fails its verification later.
+
+        Args:
+            source: a table, a ``pa.RecordBatchReader`` or other iterable of record batches, or Parquet and Arrow
+                files: a path, a folder, a pattern, a list of paths.
+            load_id: names the input, so that a killed load goes on and one that is done is not done again (the report
+                of the first comes back). Files have a name without it: their paths, sizes and times of change.
+            work_dir: for sorted runs, about as large as the input in memory; default: ``loads`` in the store.
+            memory_bytes: aimed at, on top of some 300 MB for interpreter, libraries and index.
+            engine: "local", or "ray" on a cluster whose nodes all reach store and ``work_dir`` under their paths.
 
         Raises:
-            CommitConflict: another writer committed meanwhile; nothing was loaded.
-            InputError: as ``append``; or the schema has event ids, whose uniqueness only the recent tier can hold.
+            InputError: as ``append``, with the file; nothing has been changed. Or the schema has event ids, whose
+                uniqueness only the recent tier can hold.
+            StoreError: the disk refused, or another process is at this load; what is done is kept for the next try.
+            CommitConflict: other writers won twenty times in a row.
         """
         if self.schema.event_id_dtype is not None:
             raise InputError("bulk_load cannot check event ids against the store; use append, then compact")
-        events = check_table(table, self.schema)
-        with self._numbering:
-            return bulk_load(self.archive, self.recent, events)
+        if load_id is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", load_id):
+            raise InputError(f"load_id {load_id!r}; use 1 to 100 letters, digits, '.', '_' and '-'")
+        work = self.path / "loads" if work_dir is None else Path(work_dir)
+        options = LoadOptions(work, engine_of(engine), load_id, memory_bytes, progress, self._numbering)
+        return bulk_load(self.archive, self.recent, source, options)
 
     def compact(
         self, *, full: bool = False, progress: Progress | None = None, engine: EngineName | BucketEngine = "local"
@@ -461,21 +448,6 @@ def next_epoch(generation: Generation) -> int:
     highest = max(held, default=0)
     highest = max(highest, generation.tombstone_index.max_arrival)
     return ((highest >> EPOCH_BITS) + 1) << EPOCH_BITS
-
-
-def _settle(path: Path, location: S3Location) -> None:
-    """Hold the place that a caller gives to the one that the folder remembers; a new folder takes it."""
-    held = remembered(path)
-    if held is None:
-        if ManifestLog(LocalObjects(path / "archive")).list():
-            raise InputError(f"the store at {path} has its archive in its own folder, not at {location}; leave it out")
-        if not ManifestLog(S3Objects(location)).list():
-            raise StoreNotFound(f"no archive at {location}; create one: thinrow ingest --create --archive {location}")
-    elif (held.bucket, held.prefix) != (location.bucket, location.prefix):
-        raise InputError(f"the store at {path} has its archive at {held}, not at {location}; leave it out")
-    # A bucket may be reached by another endpoint today.
-    if held != location:
-        remember(path, location)
 
 
 def _new_tier(path: Path, schema: EventSchema, sync: bool) -> LmdbRecent:
