@@ -148,6 +148,17 @@ class _RecordLog(ABC, Generic[T]):
             if start <= number and (stop is None or number < stop):
                 yield self.read(number)
 
+    def rewrite(self, number: int, records: T) -> None:
+        """Put ``records``, which may be none, in the place of those of a file; durable when it returns.
+
+        Raises:
+            ObjectNotFound: there is no such file.
+            InputError, SchemaError: records that do not fit the schemas; nothing was written.
+        """
+        self._objects.size(_name(number))
+        table, keys = self._pack(records)
+        self._objects.put(_name(number), _encode(table, keys, _KINDS[self.kind]))
+
     def prune(self, below: int) -> int:
         """Delete the files numbered below ``below``, but never the newest: its number tells what the next one is.
 

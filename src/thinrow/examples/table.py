@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,7 @@ from thinrow.examples.iceberg import (
 )
 from thinrow.examples.layout import arrow_schema, example_fields, load_users
 from thinrow.examples.records import ExampleBatch
+from thinrow.examples.successors import Successors
 from thinrow.schema.event_schema import EventSchema
 from thinrow.schema.example_schema import ExampleSchema
 
@@ -263,6 +264,64 @@ class ExampleTable:
                 update.append_data_file(out.write(_sorted(self._read(files)), bucket))
             update.commit()
         return self._committed(table)
+
+    def rewrite(self, change: Callable[[ExampleBatch], tuple[ExampleBatch, npt.NDArray[np.int64]] | None]) -> None:
+        """Write anew, in one commit, each data file whose rows ``change``; then nothing older than that is left.
+
+        Every earlier snapshot expires, and every file goes that the newest one does not name. Whoever reads an earlier
+        snapshot can go on in the new one: ``successor`` says which rows are gone. A file that another process wrote and
+        has not committed goes too: its commit would fail, for the table moved on.
+
+        Args:
+            change: of the rows of a file, those that stay and their positions, ascending; None where all stay as they
+                are.
+
+        Raises:
+            CommitConflict: another writer committed first; nothing was changed.
+        """
+        table = self._refreshed()
+        current = table.current_snapshot()
+        before = None if current is None else current.snapshot_id
+        files = () if before is None else self._files_of(table, before)
+        left = [f for f in Path(local_path(table.metadata.location)).rglob("*") if f.is_file()]
+        history = Successors.of(current)
+        rows_of = {b: len(f) for b, f in self._by_bucket(files).items()}
+        with self._committing(table) as (tx, out):
+            update = tx.update_snapshot(snapshot_properties=carried_state(table)).overwrite()
+            for file in files:
+                rows = self._read([file])
+                changed = change(ExampleBatch.from_arrow(rows, self.event_schema, self.example_schema))
+                if changed is not None:
+                    history.lose(file.bucket, file.rows, changed[1], in_order=rows_of[file.bucket] == 1 and file.sorted)
+                    update.delete_data_file(file.record)
+                    if len(changed[0]):
+                        kept = self._conformed(changed[0].to_arrow(self.event_schema, self.example_schema))
+                        update.append_data_file(out.write(_sorted(kept), file.bucket))
+            if history.changed:
+                update.commit()
+            # The manifest of what an overwrite deleted has its bounds. This snapshot, the newest, does without; it is
+            # made even where no row changed, so that a join that read a log before starts over.
+            properties = carried_state(table) | history.after(before)
+            tx.update_snapshot(snapshot_properties=properties).fast_append().commit()
+        self._committed(table)
+        self.remove_unreferenced()
+        live = files_named(self._refreshed())
+        for stray in left:
+            if str(stray) not in live:
+                stray.unlink(missing_ok=True)
+
+    def successor(self, snapshot_id: int) -> tuple[int, dict[int, npt.NDArray[np.int64]]] | None:
+        """The snapshot in which readers of ``snapshot_id`` go on after an erasure, and the rows that are gone.
+
+        Returns:
+            The snapshot, and by bucket the ascending positions, in ``snapshot_id``, of the rows that are gone: the
+            others are there in their order. None where there is no such snapshot.
+        """
+        for snapshot in reversed(self._refreshed().metadata.snapshots):
+            gone = Successors.of(snapshot).find(snapshot_id)
+            if gone is not None:
+                return snapshot.snapshot_id, gone
+        return None
 
     def buckets(self, snapshot_id: int | None = None) -> dict[int, int]:
         """Rows of each bucket that has any, ascending; of the newest snapshot unless one is named."""

@@ -2,7 +2,7 @@
 
 Worked example. A request saw 5 archived events (``seq_len`` 5) and 1 inline. Of the five, 2 were erased::
 
-    the archive gives 3, the tombstones up to ``last_arrival`` stand for 2 or more     -> erased, 2 missing
+    the archive gives 3, the tombstones up to ``snapshot_arrival`` stand for 2 or more -> erased, 2 missing
     the archive gives 3, there is no tombstone, or one for 1 event                     -> VersionMismatch: damage
     the archive gives 5 whose digest is the version's                                  -> complete, whatever was erased
     the archive gives 5 with another digest                                            -> VersionMismatch
@@ -80,15 +80,18 @@ class Missing:
         return cls(graves, user_of, replace(batch, inline=left), erased, expired)
 
     def allowed(self) -> Ints:
-        """(X,) how many events of its archive part each request can miss without being damaged."""
-        return self.graves.removed(self.user_of, np.ascontiguousarray(self.batch.versions["last_arrival"]))
+        """(X,) how many events each request can miss without being damaged.
+
+        Up to ``snapshot_arrival``: a redacted row counts inline events that went as events of its archive part.
+        """
+        return self.graves.removed(self.user_of, np.ascontiguousarray(self.batch.versions["snapshot_arrival"]))
 
     def status(self, archived: Ints) -> npt.NDArray[np.int8]:
         """(X,) of each request, of whose archive part ``archived`` (X,) events are gone.
 
         Where erased and expired events may be among them and it cannot be told which, they count as erased.
         """
-        bound = np.ascontiguousarray(self.batch.versions["last_arrival"])
+        bound = np.ascontiguousarray(self.batch.versions["snapshot_arrival"])
         by_erasure = self.graves.removed(self.user_of, bound, (ERASED, WHOLE)) > 0
         status = np.zeros(len(self.batch), np.int8)
         status[(archived > 0) | (self.expired > 0)] = STATUS_EXPIRED

@@ -184,18 +184,11 @@ def _verify(
     Returns (X,) how many events of its archive part are gone, by its user's tombstones.
     """
     versions = batch.versions
-    count, digest, start, end = window.summarize()
-    inline = batch.inline
-    mix = np.where(archived, kernel("identity_mix")(inline.event_ts, inline.arrival), np.uint64(0))
-    sums = np.concatenate([[np.uint64(0)], np.cumsum(mix, dtype=np.uint64)])
-    counts = offsets_of(archived)
-    known = counts[inline.offsets[1:]] - counts[inline.offsets[:-1]]
-    wrong = (count != versions["seq_len"] + known) | (
-        digest != versions["checksum"] + (sums[inline.offsets[1:]] - sums[inline.offsets[:-1]])
-    )
+    count, checksum, start, end, known = _archive_part(batch, window, archived)
+    wrong = (count != versions["seq_len"]) | (checksum != versions["checksum"])
     alone = known == 0
     wrong |= alone & ((start != versions["start_ts"]) | (end != versions["end_ts"]))
-    gone: Ints = versions["seq_len"] + known - count
+    gone: Ints = versions["seq_len"] - count
     if len(missing.graves):
         inside = ~alone | (count == 0) | ((start >= versions["start_ts"]) & (end <= versions["end_ts"]))
         wrong &= ~((gone > 0) & (gone <= missing.allowed()) & inside)
@@ -203,12 +196,45 @@ def _verify(
         i = int(np.flatnonzero(wrong)[0])
         raise VersionMismatch(
             f"request {i} at {batch.request_ts[i]} ms saw {versions['seq_len'][i]} archived events and {known[i]} "
-            f"since archived, but generation {generation.number} rebuilds {count[i]}"
-            f"{'' if count[i] != versions['seq_len'][i] + known[i] else ' others'}",
+            f"since archived, but generation {generation.number} rebuilds {count[i] + known[i]}"
+            f"{'' if gone[i] else ' others'}",
             file=f"manifests/{generation.number:020d}.json",
             user=plain(batch.users[i]),
         )
     return gone
+
+
+def _archive_part(
+    batch: RequestBatch, window: Window, archived: npt.NDArray[np.bool_]
+) -> tuple[Ints, npt.NDArray[np.uint64], Ints, Ints, Ints]:
+    """(X,) number and identity digest of the events of each archive part; first and last time of these and of the
+    inline events that have been archived since (0, 0 where none); and how many the latter are."""
+    count, digest, start, end = window.summarize()
+    inline = batch.inline
+    mix = np.where(archived, kernel("identity_mix")(inline.event_ts, inline.arrival), np.uint64(0))
+    sums = np.concatenate([[np.uint64(0)], np.cumsum(mix, dtype=np.uint64)])
+    counts = offsets_of(archived)
+    known = counts[inline.offsets[1:]] - counts[inline.offsets[:-1]]
+    return count - known, digest - (sums[inline.offsets[1:]] - sums[inline.offsets[:-1]]), start, end, known
+
+
+def survivors(generation: Generation, batch: RequestBatch) -> tuple[Ints, npt.NDArray[np.uint64], Ints, Ints]:
+    """(X,) how many events of each archive part are gone, and ``checksum``, ``start_ts``, ``end_ts`` of what is left.
+
+    Raises as ``reconstruct`` on a request that is not what its version describes.
+    """
+    users, user_of = distinct(batch.users)
+    missing = Missing.of(generation, batch, users, user_of)
+    batch = missing.batch
+    bound = np.ascontiguousarray(batch.versions["snapshot_arrival"])
+    owner = user_of[np.repeat(np.arange(len(batch)), np.diff(batch.hide_offsets))]
+    stats = ReadStats()
+    window = Window(generation, users, user_of, batch.request_ts, bound, stats, hide_user=owner, hides=batch.hides)
+    archived = _archived_since(generation, batch, window)
+    _require_all(generation, batch, window)
+    gone = _verify(generation, batch, window, archived, missing)
+    _, checksum, start, end, _ = _archive_part(batch, window, archived)
+    return gone, checksum, start, end
 
 
 def _merge_inline(
