@@ -15,6 +15,7 @@ import pytest
 
 from thinrow.core.errors import CommitConflict, CorruptionError, StoreError
 from thinrow.storage import objects, ranges
+from thinrow.storage.cache import CachedObjects
 from thinrow.storage.objects import LocalObjects, MemoryObjects, ObjectStore
 from thinrow.testing.object_store import DATA, ObjectStoreContract
 
@@ -27,6 +28,18 @@ class TestMemory(ObjectStoreContract):
 class TestLocal(ObjectStoreContract):
     def make(self, folder: Path) -> ObjectStore:
         return LocalObjects(folder / "deep" / "root")
+
+
+class TestCached(ObjectStoreContract):
+    """Blocks so small that ranges span many, in a folder so small that most of them are evicted."""
+
+    def make(self, folder: Path) -> ObjectStore:
+        return CachedObjects(MemoryObjects(), folder / "cache", lambda name: True, max_bytes=4_000, block_bytes=37)
+
+
+class TestCachedInPart(ObjectStoreContract):
+    def make(self, folder: Path) -> ObjectStore:
+        return CachedObjects(LocalObjects(folder / "objects"), folder / "cache", lambda name: name.endswith(("1", "d")))
 
 
 class TestLocalWithoutHardLinks(ObjectStoreContract):
