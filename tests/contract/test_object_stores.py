@@ -34,12 +34,12 @@ class TestCached(ObjectStoreContract):
     """Blocks so small that ranges span many, in a folder so small that most of them are evicted."""
 
     def make(self, folder: Path) -> ObjectStore:
-        return CachedObjects(MemoryObjects(), folder / "cache", lambda name: True, max_bytes=4_000, block_bytes=37)
+        return CachedObjects(MemoryObjects(), folder / "cache", ("",), max_bytes=4_000, block_bytes=37)
 
 
 class TestCachedInPart(ObjectStoreContract):
     def make(self, folder: Path) -> ObjectStore:
-        return CachedObjects(LocalObjects(folder / "objects"), folder / "cache", lambda name: name.endswith(("1", "d")))
+        return CachedObjects(LocalObjects(folder / "objects"), folder / "cache", ("a/", "d", "m/"))
 
 
 class TestLocalWithoutHardLinks(ObjectStoreContract):

@@ -29,12 +29,12 @@ def command(store_path: Path, keep: int, grace_s: float, dry_run: bool) -> None:
     from thinrow.core.errors import StoreNotFound
     from thinrow.core.units import format_bytes
     from thinrow.history.archive.generation import Archive
+    from thinrow.history.place import archive_objects
     from thinrow.history.store import HistoryStore
-    from thinrow.storage.objects import LocalObjects
 
     if not HistoryStore.exists(store_path):
         raise StoreNotFound(f"no store at {store_path}; check the path, `thinrow ingest --create` makes one")
-    archive = Archive(LocalObjects(store_path / "archive"))
+    archive = Archive(archive_objects(store_path))
     report = archive.collect_garbage(keep=keep, grace_s=grace_s, dry_run=dry_run)
     click.echo(
         f"{'would remove' if dry_run else 'removed'} {len(report.generations)} generations and "

@@ -36,6 +36,7 @@ _CHUNK_EVENTS = 65_536
 @click.option("--supersedes", help="Without --schema: the column with the id of the event that this one corrects.")
 @click.option("--arrival-time", help="Without --schema: the column that says when an event became known.")
 @click.option("--buckets", type=int, help="With --create: number of buckets, for good.  [default: 16]")
+@click.option("--archive", help="Keep the archive in a bucket: s3://BUCKET/PREFIX?endpoint=URL&region=NAME.")
 @click.option("--compact/--no-compact", "then_compact", default=False, help="Compact afterwards.")
 def command(
     files: Sequence[Path],
@@ -43,6 +44,7 @@ def command(
     create: bool,
     schema_path: Path | None,
     buckets: int | None,
+    archive: str | None,
     then_compact: bool,
     **columns: str | None,
 ) -> None:
@@ -67,6 +69,7 @@ def command(
       thinrow ingest events.parquet --store S --create --schema events.toml
       thinrow ingest events.parquet --store S --create --user user_id --time ts
       thinrow ingest more.arrow --store S --compact
+      thinrow ingest events.parquet --store S --create --schema events.toml --archive s3://histories/shop
     """
     from thinrow.cli.tables import read_tables
     from thinrow.core.errors import InputError
@@ -81,7 +84,7 @@ def command(
     if schema_path is not None or any(columns.values()):
         schema = _schema(table.schema, schema_path, columns)
     if exists:
-        with HistoryStore.open(store_path) as store:
+        with HistoryStore.open(store_path, archive=archive) as store:
             _require_same(store, store_path, schema, buckets)
             _append(store, store.check(table), then_compact)
         return
@@ -89,7 +92,8 @@ def command(
         raise InputError("--create needs --schema FILE, or --user COLUMN and --time COLUMN")
     events = check_table(table, schema)
     _check_corrections(events, schema)
-    with HistoryStore.create(store_path, schema, DEFAULT_BUCKETS if buckets is None else buckets) as store:
+    n_buckets = DEFAULT_BUCKETS if buckets is None else buckets
+    with HistoryStore.create(store_path, schema, n_buckets, archive=archive) as store:
         _append(store, events, then_compact)
 
 

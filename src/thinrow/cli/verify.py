@@ -32,15 +32,16 @@ def command(store_path: Path, all_generations: bool) -> None:
     from thinrow.history.archive.generation import Archive
     from thinrow.history.archive.verify import Damage, as_damage
     from thinrow.history.backup import is_backup
+    from thinrow.history.place import archive_objects
     from thinrow.history.store import HistoryStore
-    from thinrow.storage.objects import LocalObjects
 
     if is_backup(store_path):
         _verify_backup(store_path)
         return
     if not HistoryStore.exists(store_path):
         raise StoreNotFound(f"no store at {store_path}; check the path, `thinrow ingest --create` makes one")
-    archive = Archive(LocalObjects(store_path / "archive"))
+    # Past the cache, so that what is checked is what is stored.
+    archive = Archive(archive_objects(store_path, cache_bytes=0))
     found: list[Damage] = []
     generations = list(_generations(archive, found))
     checked = generations if all_generations else generations[-1:]

@@ -3,7 +3,7 @@
 ::
 
     store/
-      archive/    manifests and segments (docs/format/archive-v2.md)
+      archive/    manifests and segments (docs/format/archive-v2.md); or in a bucket (see ``place``)
       recent/     the LMDB environment (docs/format/recent-v2.md)
 """
 
@@ -39,6 +39,7 @@ from thinrow.history.evolve import evolve
 from thinrow.history.intake import CheckedEvents, check_table, request_times
 from thinrow.history.journal import Journal, Pending
 from thinrow.history.load import MEMORY_BYTES, LoadOptions, LoadProgress, bulk_load
+from thinrow.history.place import archive_objects, forget, remember, remembered
 from thinrow.history.recent.lmdb import LmdbRecent
 from thinrow.history.recent.tier import AppendResult, RecentTier
 from thinrow.history.reconstruct import Reconstruction, reconstruct
@@ -46,9 +47,11 @@ from thinrow.history.snapshot import MAX_INLINE_EVENTS, Snapshot, take_snapshot
 from thinrow.history.verify import verify_recent
 from thinrow.schema import EventSchema, Projection
 from thinrow.schema.evolution import Evolution
+from thinrow.storage.cache import DEFAULT_CACHE_BYTES
 from thinrow.storage.garbage import Garbage
 from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import LocalObjects
+from thinrow.storage.s3 import S3Location, S3Objects
 
 DEFAULT_BUCKETS = 16
 #: A compaction lets go of what has expired where that is at least this share of a bucket.
@@ -75,7 +78,7 @@ class HistoryStore:
     @staticmethod
     def exists(path: str | Path) -> bool:
         """Whether a store is at ``path``: its first manifest is what makes it one."""
-        return bool(ManifestLog(LocalObjects(Path(path) / "archive")).list())
+        return bool(ManifestLog(archive_objects(path, cache_bytes=0)).list())
 
     @classmethod
     def create(
@@ -84,6 +87,8 @@ class HistoryStore:
         schema: EventSchema,
         n_buckets: int = DEFAULT_BUCKETS,
         *,
+        archive: str | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
         sync: bool = True,
         clock: Clock = system_clock,
     ) -> HistoryStore:
@@ -92,34 +97,67 @@ class HistoryStore:
         Args:
             path: directory; made if absent.
             n_buckets: fixed for the life of the store; training tables take the same number.
+            archive: ``s3://bucket/prefix?endpoint=URL&region=NAME`` to keep the archive there; the folder remembers it.
+            cache_bytes: of a distant archive to keep in the folder; 0 for no cache.
             sync: whether an append is on disk before it returns (False: it survives a killed process, not a power cut).
 
         Raises:
             StoreExists: a store is there.
-            InputError: ``n_buckets`` is out of bounds.
+            InputError: ``n_buckets`` is out of bounds, or ``archive`` is no such URL.
         """
         path = Path(path)
+        location = None if archive is None else S3Location.parse(archive)
         if cls.exists(path):
             raise StoreExists(f"a store is at {path} already; open it, or choose another path")
-        archive = Archive.create(LocalObjects(path / "archive"), schema, n_buckets, clock)
+        # A creation that was killed may have left this.
+        forget(path)
+        if location is not None:
+            if ManifestLog(S3Objects(location)).list():
+                raise StoreExists(f"an archive is at {location} already; open it from here, or choose another prefix")
+            remember(path, location)
         try:
-            return cls(path, archive, _new_tier(path / "recent", schema, sync), clock=clock)
+            made = Archive.create(archive_objects(path, cache_bytes=cache_bytes), schema, n_buckets, clock)
         except BaseException:
-            archive.destroy()
+            forget(path)
+            raise
+        try:
+            return cls(path, made, _new_tier(path / "recent", schema, sync), clock=clock)
+        except BaseException:
+            made.destroy()
+            forget(path)
             raise
 
     @classmethod
-    def open(cls, path: str | Path, *, sync: bool = True, clock: Clock = system_clock) -> HistoryStore:
-        """Open a store. Raises StoreNotFound, NewerFormatError or CorruptionError."""
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        archive: str | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        sync: bool = True,
+        clock: Clock = system_clock,
+    ) -> HistoryStore:
+        """Open a store.
+
+        Args:
+            archive: not needed where the folder remembers it. A new folder takes over the archive of a lost one: what
+                the lost one had not compacted is gone, and no two folders may append for one archive.
+
+        Raises:
+            StoreNotFound, NewerFormatError, CorruptionError.
+            InputError: ``archive`` is not where this store has its archive.
+        """
         path = Path(path)
+        if archive is not None:
+            _settle(path, S3Location.parse(archive))
         if not cls.exists(path):
             raise StoreNotFound(
                 f"no store at {path}; create one: thinrow ingest FILE --store {path} --create --schema ..."
             )
-        archive = Archive(LocalObjects(path / "archive"), clock)
-        schema = archive.pin().schema
-        recent = LmdbRecent(path / "recent", schema, sync=sync, floor=lambda: next_epoch(archive.pin()))
-        return cls(path, archive, recent, clock=clock)
+        opened = Archive(archive_objects(path, cache_bytes=cache_bytes), clock)
+        schema = opened.pin().schema
+        recent = LmdbRecent(path / "recent", schema, sync=sync, floor=lambda: next_epoch(opened.pin()))
+        return cls(path, opened, recent, clock=clock)
 
     @property
     def schema(self) -> EventSchema:
@@ -448,6 +486,21 @@ def next_epoch(generation: Generation) -> int:
     highest = max(held, default=0)
     highest = max(highest, generation.tombstone_index.max_arrival)
     return ((highest >> EPOCH_BITS) + 1) << EPOCH_BITS
+
+
+def _settle(path: Path, location: S3Location) -> None:
+    """Hold the place that a caller gives to the one that the folder remembers; a new folder takes it."""
+    held = remembered(path)
+    if held is None:
+        if ManifestLog(LocalObjects(path / "archive")).list():
+            raise InputError(f"the store at {path} has its archive in its own folder, not at {location}; leave it out")
+        if not ManifestLog(S3Objects(location)).list():
+            raise StoreNotFound(f"no archive at {location}; create one: thinrow ingest --create --archive {location}")
+    elif (held.bucket, held.prefix) != (location.bucket, location.prefix):
+        raise InputError(f"the store at {path} has its archive at {held}, not at {location}; leave it out")
+    # A bucket may be reached by another endpoint today.
+    if held != location:
+        remember(path, location)
 
 
 def _new_tier(path: Path, schema: EventSchema, sync: bool) -> LmdbRecent:

@@ -26,9 +26,11 @@ import struct
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +38,7 @@ from thinrow.core.errors import InputError, StoreError
 from thinrow.core.ragged import ranges_index
 from thinrow.kernels import kernel
 from thinrow.storage.meter import count
-from thinrow.storage.objects import I64, U8, ObjectStore, Writer, by_object, check_name, each
+from thinrow.storage.objects import I64, U8, Entries, ObjectStore, Writer, by_object, check_name, each
 from thinrow.storage.ranges import check_ranges, plan_requests
 
 DEFAULT_CACHE_BYTES = 1 << 30
@@ -66,7 +68,7 @@ class CachedObjects:
         self,
         objects: ObjectStore,
         folder: str | Path,
-        immutable: Callable[[str], bool],
+        immutable: tuple[str, ...],
         *,
         max_bytes: int = DEFAULT_CACHE_BYTES,
         block_bytes: int = BLOCK_BYTES,
@@ -74,7 +76,7 @@ class CachedObjects:
         """Args:
         objects: where objects are fetched from, and everything is written to.
         folder: on a local disk, made if absent; of this cache alone.
-        immutable: whether the object of that name never changes once it is there, so that it may be cached.
+        immutable: prefixes of the names of objects that never change once they are there; only these are cached.
         max_bytes: of all files in ``folder``.
         block_bytes: of one block; a folder holds blocks of one size.
 
@@ -93,6 +95,11 @@ class CachedObjects:
         except OSError as e:
             raise StoreError(f"no cache at {folder}: {e.strerror}; choose another folder or free space") from e
         self._added = max_bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The same folder before the same store, both opened anew."""
+        arguments = self._objects, self.folder, self._immutable
+        return partial(CachedObjects, max_bytes=self.max_bytes, block_bytes=self.block_bytes), arguments
 
     @property
     def concurrency(self) -> int:
@@ -118,8 +125,17 @@ class CachedObjects:
             self._store(key, {_SIZE: np.empty(0, np.uint8)}, found, since)
         return found
 
-    def list(self, prefix: str) -> list[str]:
-        return self._objects.list(prefix)
+    def list(self, prefix: str, after: str = "") -> list[str]:
+        return self._objects.list(prefix, after)
+
+    def entries(self, prefix: str) -> Entries:
+        return self._objects.entries(prefix)
+
+    def sweep(self, before_ms: int) -> int:
+        return self._objects.sweep(before_ms)
+
+    def mapped(self, names: Sequence[str]) -> tuple[U8, ...] | None:
+        return None
 
     def delete(self, name: str) -> None:
         self._objects.delete(name)
@@ -227,7 +243,7 @@ class CachedObjects:
         return buffer, place[slot[spans[:-1]]]
 
     def _cacheable(self, name: str) -> bool:
-        return self._immutable(name) and not os.path.exists(self.folder / "purged" / _key(name))
+        return name.startswith(self._immutable) and not os.path.exists(self.folder / "purged" / _key(name))
 
     def _load(self, key: str, block: int, length: int, into: U8 | None) -> int | None:
         """Read a block; the size of its object, or None where it is not cached, or not whole."""

@@ -75,8 +75,8 @@ class ObjectStore(Protocol):
     def size(self, name: str) -> int:
         """Bytes of the object. Raises ObjectNotFound."""
 
-    def list(self, prefix: str) -> list[str]:
-        """Sorted names that begin with ``prefix``; none of objects under creation."""
+    def list(self, prefix: str, after: str = "") -> list[str]:
+        """Sorted names that begin with ``prefix`` and follow ``after``; none of objects under creation."""
 
     def entries(self, prefix: str) -> Entries:
         """The same objects with sizes and times, sorted by name; of objects deleted meanwhile, some may be missing."""
@@ -190,9 +190,9 @@ class MemoryObjects:
     def size(self, name: str) -> int:
         return len(self.get(name))
 
-    def list(self, prefix: str) -> list[str]:
+    def list(self, prefix: str, after: str = "") -> list[str]:
         with self._lock:
-            return sorted(n for n in self._objects if n.startswith(prefix))
+            return sorted(n for n in self._objects if n.startswith(prefix) and n > after)
 
     def entries(self, prefix: str) -> Entries:
         with self._lock:
@@ -304,9 +304,9 @@ class LocalObjects:
         except (FileNotFoundError, NotADirectoryError):
             raise missing(name) from None
 
-    def list(self, prefix: str) -> list[str]:
+    def list(self, prefix: str, after: str = "") -> list[str]:
         found = (self._name(path) for path in self._walk(prefix) if not path.name.startswith(_TEMPORARY))
-        return sorted(n for n in found if n.startswith(prefix))
+        return sorted(n for n in found if n.startswith(prefix) and n > after)
 
     def entries(self, prefix: str) -> Entries:
         found = []

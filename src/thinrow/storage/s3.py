@@ -34,7 +34,19 @@ from thinrow.core.errors import (
 )
 from thinrow.storage.fetch import Fetcher, FetchPolicy, Transient, given_up
 from thinrow.storage.meter import current_meter
-from thinrow.storage.objects import I64, U8, BytesLike, Writer, as_bytes, by_object, check_name, missing, taken
+from thinrow.storage.objects import (
+    I64,
+    U8,
+    BytesLike,
+    Entries,
+    Entry,
+    Writer,
+    as_bytes,
+    by_object,
+    check_name,
+    missing,
+    taken,
+)
 from thinrow.storage.ranges import check_places, plan_requests
 
 R = TypeVar("R")
@@ -149,6 +161,10 @@ class S3Objects:
         self._uploads = open_store(self.policy.tries)
         self._fetcher = Fetcher(self._get_range, self.policy, str(self.location))
 
+    def __reduce__(self) -> tuple[type[S3Objects], tuple[S3Location, FetchPolicy]]:
+        """The same bucket, opened anew, with the credentials of that process."""
+        return S3Objects, (self.location, self.policy)
+
     @property
     def concurrency(self) -> int:
         return self.policy.concurrency
@@ -194,17 +210,30 @@ class S3Objects:
         check_name(name)
         return int(self._persist(name, lambda: self._obs.head(self._store, name))["size"])
 
-    def list(self, prefix: str) -> list[str]:
+    def list(self, prefix: str, after: str = "") -> list[str]:
+        return [e.name for e in self.entries(prefix, after)]
+
+    def entries(self, prefix: str, after: str = "") -> Entries:
         folder = prefix.rpartition("/")[0]
 
-        def pages() -> list[str]:
-            return [m["path"] for page in self._obs.list(self._store, folder or None) for m in page]
+        def pages() -> Entries:
+            found = self._obs.list(self._store, folder or None, offset=after or None)
+            return [
+                Entry(m["path"], int(m["size"]), int(m["last_modified"].timestamp() * 1000)) for p in found for m in p
+            ]
 
-        return sorted(n for n in self._persist(prefix or "the bucket", pages) if n.startswith(prefix))
+        return sorted(e for e in self._persist(prefix or "the bucket", pages) if e.name.startswith(prefix))
+
+    def sweep(self, before_ms: int) -> int:
+        # What a killed upload leaves, obstore cannot list: the bucket's lifecycle rule ends it.
+        return 0
 
     def delete(self, name: str) -> None:
         check_name(name)
         self._persist(name, lambda: self._obs.delete(self._store, name))
+
+    def mapped(self, names: Sequence[str]) -> tuple[U8, ...] | None:
+        return None
 
     @contextmanager
     def create(self, name: str) -> Iterator[Writer]:

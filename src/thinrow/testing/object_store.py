@@ -89,6 +89,9 @@ class ObjectStoreContract:
         assert store.list("a") == ["a/10", "a/2", "a/b/c", "ab"]
         assert store.list("a/1") == ["a/10"]
         assert store.list("none/at/all") == []
+        assert store.list("", "a/2") == ["a/b/c", "ab", "b/1"]
+        assert store.list("a/", "a/11") == ["a/2", "a/b/c"]
+        assert store.list("a/", "b") == []
 
     def test_entries_tell_sizes_and_times(self, store: ObjectStore) -> None:
         assert store.entries("a/") == []

@@ -57,8 +57,13 @@ def brand_of(items: np.ndarray) -> list[str]:
     return [f"brand {i % N_BRANDS}" for i in items.tolist()]
 
 
-def make_world(folder: str | Path, *, users: int = 12, days: int = 12, seed: int = 0, late: float = 0.1) -> World:
-    """A world under ``folder``: 5 events a user and day, then a request of 8 candidates of which some are bought."""
+def make_world(
+    folder: str | Path, *, users: int = 12, days: int = 12, seed: int = 0, late: float = 0.1, archive: str | None = None
+) -> World:
+    """A world under ``folder``: 5 events a user and day, then a request of 8 candidates of which some are bought.
+
+    ``archive`` is as in ``HistoryStore.create``.
+    """
     folder, rng = Path(folder), np.random.default_rng(seed)
     start = 1_000 * DAY_MS
     taste = rng.integers(0, N_ITEMS, (users, 5))
@@ -66,7 +71,7 @@ def make_world(folder: str | Path, *, users: int = 12, days: int = 12, seed: int
     empty = _events(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
     schema = EventSchema.infer(empty.schema, user="user", time="ts")
     shown, bought = ImpressionLog(folder / "shown", schema, EXAMPLES), OutcomeLog(folder / "bought")
-    with HistoryStore.create(folder / "store", schema, 2) as store:
+    with HistoryStore.create(folder / "store", schema, 2, archive=archive) as store:
         for day in range(days):
             now = start + day * DAY_MS
             owner = np.repeat(np.arange(users), 5)

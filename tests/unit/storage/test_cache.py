@@ -45,7 +45,7 @@ def distant() -> Distant:
 
 
 def cached(distant: Distant, folder: Path, max_bytes: int = 1 << 20) -> CachedObjects:
-    return CachedObjects(distant, folder, lambda name: name.startswith("s/"), max_bytes=max_bytes, block_bytes=1000)
+    return CachedObjects(distant, folder, ("s/",), max_bytes=max_bytes, block_bytes=1000)
 
 
 def read(store: CachedObjects, name: str, offset: int, length: int) -> tuple[bytes, Meter]:
@@ -216,7 +216,7 @@ def test_sizes_that_cannot_work_are_refused(distant: Distant, tmp_path: Path) ->
         cached(distant, tmp_path, max_bytes=10)
     cached(distant, tmp_path)
     with pytest.raises(InputError, match="blocks of 1000 bytes, not 500"):
-        CachedObjects(distant, tmp_path, lambda name: True, block_bytes=500)
+        CachedObjects(distant, tmp_path, ("",), block_bytes=500)
 
 
 def test_long_ranges_are_read_in_bounded_memory(
@@ -269,7 +269,7 @@ from thinrow.storage.objects import LocalObjects
 folder, seed = sys.argv[1], int(sys.argv[2])
 local = LocalObjects(folder + "/objects")
 data = local.get("s/a")
-store = CachedObjects(local, folder + "/cache", lambda n: True, max_bytes=6_000, block_bytes=1000)
+store = CachedObjects(local, folder + "/cache", ("",), max_bytes=6_000, block_bytes=1000)
 rng = np.random.default_rng(seed)
 with metering(Meter()) as meter:
     for k in range(100):
