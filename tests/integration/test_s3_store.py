@@ -29,6 +29,7 @@ from thinrow.history.place import archive_objects, remembered
 from thinrow.history.reconstruct import reconstruct
 from thinrow.history.store import HistoryStore
 from thinrow.schema import EventSchema
+from thinrow.storage.cache import _key
 from thinrow.storage.meter import Meter, metering
 from thinrow.storage.s3 import S3Objects
 from thinrow.testing.faults import Fault, FaultProxy, Request
@@ -262,6 +263,38 @@ def test_deleted_segments_leave_no_byte_in_the_cache(tmp_path: Path, url: str) -
         for name in store.archive.objects.list("segments/"):
             store.archive.objects.delete(name)
         assert [p for p in cached.rglob("*") if p.name.isdigit() or p.name == "size"] == []
+
+
+def test_what_is_erased_is_in_no_object_and_no_cached_block(tmp_path: Path, url: str) -> None:
+    with HistoryStore.create(tmp_path / "s", SCHEMA, 4, archive=url) as store:
+        fill(store)
+        kept = histories(store)
+        held = {info.name for _, info in store.pin().segments}
+        store.erase(USERS[3:6].tolist(), grace_s=0.0)
+        left = set(store.archive.objects.list("segments/"))
+        assert left == {info.name for _, info in store.pin().segments}
+        live = {_key(n) for n in store.archive.objects.list("")}
+        cached = [p for p in (tmp_path / "s" / "cache").glob("*/*") if p.parent.name != "purged"]
+        assert {p.parent.name for p in cached} <= live
+        gone = held - left
+        assert gone
+        assert not {_key(n) for n in gone} & {p.parent.name for p in cached}
+        assert store.read(USERS[3:6], 10_000_000).histories.lengths().tolist() == [0, 0, 0]
+        assert histories(store) != kept
+
+
+def test_a_backup_holds_the_archive_itself(tmp_path: Path, url: str) -> None:
+    with HistoryStore.create(tmp_path / "s", SCHEMA, 4, archive=url) as store:
+        fill(store)
+        kept = histories(store)
+        store.backup(tmp_path / "copy")
+        for name in store.archive.objects.list(""):
+            store.archive.objects.delete(name)
+    assert not HistoryStore.exists(tmp_path / "s")
+    HistoryStore.restore(tmp_path / "copy", tmp_path / "again")
+    with HistoryStore.open(tmp_path / "again") as store:
+        assert histories(store) == kept
+    assert sorted(p.name for p in (tmp_path / "again").iterdir())[:2] == ["archive", "recent"]
 
 
 def test_a_new_folder_takes_over_the_archive_of_a_lost_one(tmp_path: Path, url: str, proxy: FaultProxy) -> None:

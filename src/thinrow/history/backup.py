@@ -41,6 +41,7 @@ from thinrow.core.errors import (
     StoreExists,
     StoreNotFound,
 )
+from thinrow.history import place
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.verify import Damage, as_damage, verify_generation
 from thinrow.history.recent.lmdb import LmdbRecent
@@ -231,7 +232,8 @@ def _copy_others(store_path: Path, copy: _Copy, before: dict[str, _File]) -> lis
 def _others(store_path: Path) -> Iterator[Path]:
     for path in sorted(store_path.rglob("*")):
         inside = path.relative_to(store_path)
-        if path.is_file() and inside.parts[0] not in ("archive", "recent") and not path.name.startswith(".tmp-"):
+        apart = inside.parts[0] in ("archive", "recent", place.CACHE, place.FILE)
+        if path.is_file() and not apart and not path.name.startswith(".tmp-"):
             yield path
 
 

@@ -19,7 +19,7 @@ from thinrow.storage.objects import LocalObjects, ObjectStore
 from thinrow.storage.s3 import S3Location, S3Objects
 from thinrow.storage.sealed import seal, unseal
 
-FILE = "archive.json"
+FILE, CACHE = "archive.json", "cache"
 _FORMAT = 1
 
 
@@ -40,7 +40,7 @@ def archive_objects(path: str | Path, *, cache_bytes: int = DEFAULT_CACHE_BYTES)
     objects = S3Objects(location)
     if not cache_bytes:
         return objects
-    return CachedObjects(objects, path / "cache", FOLDERS, max_bytes=cache_bytes)
+    return CachedObjects(objects, path / CACHE, FOLDERS, max_bytes=cache_bytes)
 
 
 def remembered(path: Path) -> S3Location | None:
