@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ from bench.datagen.datasets import Histories, Work
 from bench.datagen.requests import Batch
 from bench.peers.peer import Out, Peer, copy_values
 from thinrow.core.ragged import offsets_of
+from thinrow.history.archive import layout
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.window import Window
@@ -22,6 +24,13 @@ from thinrow.jagged import HIDE_DTYPE, Events, SharedHistories
 from thinrow.jagged.column import null_column
 from thinrow.schema import VERSION_DTYPE, Projection
 
+#: What decides which bytes a segment holds, below the package.
+_WRITING = (
+    *(f"history/archive/{name}.py" for name in ("encode", "layout", "writer")),
+    "kernels/numba/encode*.py",
+    "storage/codecs*.py",
+)
+
 
 class Thinrow(Peer):
     """Look-up, fetch, CRC, decode and verification of every version, then copies or shared views."""
@@ -31,7 +40,7 @@ class Thinrow(Peer):
     def __init__(self, work: Work, data: Histories, batches: Sequence[Batch] = ()) -> None:
         """Load the histories in bulk, and log the requests of ``batches``."""
         super().__init__(work, data)
-        self.path = work.cached("thinrow", data.parameters, self._build)
+        self.path = work.cached("thinrow", {**data.parameters, "writer": _writer()}, self._build)
         with HistoryStore.open(self.path) as store:
             self.generation = store.pin()
             self._requests = {id(b): logged(store, b) for b in batches}
@@ -67,6 +76,15 @@ class Thinrow(Peer):
             source = histories.events.event_ts if name == "event_ts" else histories.events.columns[name].values
             copy_values(source, histories.start, length, out[name], at[:-1])
         return int(at[-1])
+
+
+def _writer() -> str:
+    """A digest of the code that decides what a segment holds, so that a kept store is not of an older writer."""
+    digest = hashlib.sha256()
+    for name in _WRITING:
+        for path in sorted(Path(layout.__file__).parents[2].glob(name)):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def logged(store: HistoryStore, batch: Batch) -> RequestBatch:
