@@ -22,6 +22,7 @@ COMMANDS = {
     "schema": ("schema", "Show or change the columns of a store."),
     "verify": ("verify", "Check every byte of a store."),
     "inspect": ("inspect", "Show one user's history, versions and segments."),
+    "export": ("export", "Write the events of a store as an Iceberg table."),
     "train": ("train", "Train a ranker on the examples of a table."),
     "evaluate": ("evaluate", "Score examples with a checkpoint: NE, AUC, GAUC."),
     "rank": ("rank", "Rank requests with a checkpoint, and log the impressions."),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ from thinrow.examples.layout import HIDE_FIELDS, VERSION_FIELDS
 ROW_GROUP_ROWS = 4_096
 ZSTD_LEVEL = 3
 _GROWING = {
-    *("request_id", "user_id", "request_ts"),
+    *("request_id", "user_id", "request_ts", "event_ts", "arrival"),
     *(f"v_{n}" for n in VERSION_FIELDS if n != "checksum"),
     *("recent_event_ts", "recent_arrival"),
     *(f"hide_{n}" for n in HIDE_FIELDS),
@@ -112,7 +112,7 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
         path, kind = field.name, field.type
         while pa.types.is_large_list(kind):
             path, kind = f"{path}.list.element", kind.value_type
-        if field.name in _GROWING and pa.types.is_integer(kind):
+        if field.name in _GROWING and (pa.types.is_integer(kind) or pa.types.is_timestamp(kind)):
             encoding[path] = "DELTA_BINARY_PACKED"
         else:
             dictionary.append(path)
@@ -134,6 +134,10 @@ class DataFileWriter:
 
     def write(self, rows: pa.Table, bucket: int) -> DataFile:
         """Write sorted rows of one bucket; durable after ``sync``, the table's once the result is committed."""
+        return self.write_parts([rows], bucket, ROW_GROUP_ROWS)
+
+    def write_parts(self, parts: Iterable[pa.Table], bucket: int, row_group_rows: int) -> DataFile:
+        """``write`` of rows that come in parts, each cut into row groups of at most so many rows."""
         location = f"{self._folder}/{bucket:05d}-{uuid.uuid4().hex}.parquet"
         path = Path(local_path(location))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +150,8 @@ class DataFileWriter:
             write_page_checksum=True,
             **self._encodings,
         ) as writer:
-            writer.write_table(rows.cast(self._schema), row_group_size=ROW_GROUP_ROWS)
+            for rows in parts:
+                writer.write_table(rows.cast(self._schema), row_group_size=row_group_rows)
         statistics = data_file_statistics_from_parquet_metadata(
             parquet_metadata=writer.writer.metadata,
             stats_columns=self._statistics,

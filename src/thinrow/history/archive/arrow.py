@@ -132,7 +132,7 @@ def _codes(column: Column) -> pa.DictionaryArray:
     )
 
 
-def _users_of_bucket(generation: Generation, bucket: int, more: Users | None) -> Users:
+def users_of_bucket(generation: Generation, bucket: int, more: Users | None = None) -> Users:
     """All users of a bucket, ascending; of ``more``, which are sorted, those that belong to it too."""
     users = generation.only(generation.segments_of(bucket)).users()
     if more is None or not len(more):
@@ -158,7 +158,7 @@ def groups_of_users(
     return (
         group
         for bucket in range(generation.n_buckets)
-        for group in _group(generation, _users_of_bucket(generation, bucket, more), projection, rows)
+        for group in _group(generation, users_of_bucket(generation, bucket, more), projection, rows)
     )
 
 
