@@ -1,0 +1,72 @@
+"""Large arrays whose memory is used again: a batch's columns without a page fault for each of their pages.
+
+The system gives fresh memory as zeroed pages, one fault each, which costs as much as decoding into them. So memory of
+arrays that nobody refers to any longer waits here for the next ones. Worked example: a batch takes an array of 9 MB and
+goes; the next batch's array of 8 MB lies in the same memory, and holds whatever was there.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: Smaller arrays come from the allocator, which keeps them itself.
+SMALLEST_BYTES = 1 << 16
+#: Memory that waits at most.
+KEPT_BYTES = 512 << 20
+
+
+class _Block(np.ndarray[Any, Any]):
+    """Memory on loan: a type of its own, so that NumPy keeps the loan, not what it lies in, as base of its views."""
+
+
+class Pool:
+    """Memory blocks by size; safe for threads."""
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self._kept_bytes, self._waiting = kept_bytes, 0
+        self._free: dict[int, list[_Block]] = {}
+        self._lock = threading.RLock()
+
+    def empty(self, n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """(n,) array with arbitrary contents; its memory comes back when no array or view refers to it."""
+        kind = np.dtype(dtype)
+        n_bytes = n * kind.itemsize
+        if n_bytes < SMALLEST_BYTES:
+            return np.empty(n, kind)
+        size = _size_of(n_bytes)
+        with self._lock:
+            waiting = self._free.get(size)
+            block = waiting.pop() if waiting else None
+            if block is not None:
+                self._waiting -= size
+        if block is None:
+            block = np.empty(size, np.uint8).view(_Block)
+        loan = block[:n_bytes]
+        weakref.finalize(loan, self._give_back, block).atexit = False
+        return loan.view(np.ndarray).view(kind)
+
+    def _give_back(self, block: _Block) -> None:
+        # Reentrant lock: the collector may run this in a thread that is in ``empty``.
+        with self._lock:
+            if self._waiting + block.nbytes <= self._kept_bytes:
+                self._free.setdefault(block.nbytes, []).append(block)
+                self._waiting += block.nbytes
+
+
+def _size_of(n_bytes: int) -> int:
+    """The next of four sizes an octave."""
+    step = 1 << max(n_bytes.bit_length() - 3, 0)
+    return -(-n_bytes // step) * step
+
+
+_pool = Pool()
+
+
+def empty(n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """``Pool.empty`` of the pool of this process."""
+    return _pool.empty(n, dtype)
