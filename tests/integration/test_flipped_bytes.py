@@ -227,10 +227,10 @@ def blocks_of(world: World, name: str) -> list[tuple[int, int, set[Any], str]]:
     objects = MemoryObjects()
     objects.put(name, world.files[name])
     segment = Segment(objects, name)
-    pieces = segment.pieces.take(np.arange(segment.pieces.n_records))
-    users = segment.pieces.keys(np.arange(segment.pieces.n_records))
+    pieces = np.concatenate([records for _, records, _ in segment.pieces.scan()])
+    users = segment.pieces.keys()
     found = []
-    for stripe, record in enumerate(segment.stripes.take(np.arange(segment.stripes.n_records))):
+    for stripe, record in enumerate(r for _, records, _ in segment.stripes.scan() for r in records):
         owners = set(users[pieces["stripe"] == stripe].tolist())
         for g, group in enumerate(segment.groups):
             start, names = int(record["chunks"][g]["offset"]), segment.stream_names(group)

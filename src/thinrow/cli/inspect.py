@@ -12,7 +12,7 @@ from thinrow.cli.common import format_time, name_unknown, parse_time, parse_user
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from thinrow.history.archive.reader import Pieces
+    from thinrow.history.archive.lookup import Pieces
     from thinrow.history.snapshot import Snapshot
 
 
@@ -41,7 +41,7 @@ def command(user: str, store_path: Path, at_text: str | None, newest: int, examp
 
     from thinrow.core.units import NEVER
     from thinrow.core.users import bucket_of
-    from thinrow.history.archive.reader import look_up
+    from thinrow.history.archive.lookup import look_up
     from thinrow.history.store import HistoryStore
 
     # Values of events are shown as they are: no markup, no emoji codes.

@@ -24,7 +24,8 @@ from thinrow.core.users import Users, as_users
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.hides import Hides, group_hides, hide
 from thinrow.history.archive.layout import STRIPE_ROWS, SegmentInfo, StoredColumn, stored_columns
-from thinrow.history.archive.reader import Ints, ReadStats, look_up
+from thinrow.history.archive.lookup import Ints, look_up
+from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.scan import users_by_rows
 from thinrow.history.archive.window import merge, read_everything
 from thinrow.history.archive.writer import SegmentWriter, content_digests

@@ -18,7 +18,7 @@ from thinrow.core.errors import CommitConflict
 from thinrow.core.users import Users, as_users, bucket_of
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.hides import hide
-from thinrow.history.archive.reader import Ints, look_up
+from thinrow.history.archive.lookup import Ints, look_up
 from thinrow.history.buckets import (
     PART_BYTES,
     BucketTask,

@@ -23,7 +23,8 @@ from thinrow.core.users import Users, as_users, bucket_of
 from thinrow.history.archive.bury import Burial, Doomed, bury_bucket, count_doomed
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.layout import EVENT_ID, SegmentInfo, stored_columns
-from thinrow.history.archive.reader import Ints, ReadStats, look_up
+from thinrow.history.archive.lookup import Ints, look_up
+from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.scan import ROWS_AT_ONCE, users_by_rows
 from thinrow.history.archive.tombstones import (
     ERASED,

@@ -22,7 +22,7 @@ from thinrow.core.clock import system_clock
 from thinrow.core.errors import InputError, StoreError
 from thinrow.core.users import Users, as_users, bucket_of, distinct, plain
 from thinrow.history.archive.generation import Archive, Generation
-from thinrow.history.archive.reader import look_up
+from thinrow.history.archive.lookup import look_up
 from thinrow.history.compact import compact
 from thinrow.history.erase import (
     Buried,

@@ -23,7 +23,8 @@ from thinrow.core.users import distinct, plain
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.hides import hide
 from thinrow.history.archive.layout import StoredColumn
-from thinrow.history.archive.reader import Ints, ReadStats
+from thinrow.history.archive.lookup import Ints
+from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.window import Window, merge, read_everything
 from thinrow.history.missing import COMPLETE, Missing, OnMissing, check_policy
 from thinrow.history.recast import recast

@@ -19,7 +19,8 @@ from thinrow.core.users import Users
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.hides import hide
 from thinrow.history.archive.layout import EVENT_ID
-from thinrow.history.archive.reader import Pieces, ReadStats, look_up
+from thinrow.history.archive.lookup import Pieces, look_up
+from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.window import Window
 from thinrow.history.missing import without_gone
 from thinrow.history.recent.tier import RecentRead, RecentTier

@@ -13,7 +13,7 @@ import numpy as np
 from thinrow.core.errors import CorruptionError, ThinrowError
 from thinrow.core.users import Users, plain
 from thinrow.history.archive.generation import Generation
-from thinrow.history.archive.reader import Ints, look_up
+from thinrow.history.archive.lookup import Ints, look_up
 from thinrow.history.archive.verify import Damage, as_damage
 from thinrow.history.recent.tier import RecentTier
 

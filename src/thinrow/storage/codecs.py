@@ -186,9 +186,9 @@ class Headers:
     """The headers of n chunks of at most S streams.
 
     Attributes:
-        codec, width: (n, S) uint8 of each block.
-        block, length: (n, S) int64 where each block lies in its chunk's buffer, and its bytes.
-        crc: (n, S) uint32 of each block.
+        codec, width: (S, n) uint8 of each block.
+        block, length: (S, n) int64 where each block lies in its chunk's buffer, and its bytes.
+        crc: (S, n) uint32 of each block.
     """
 
     codec: U8
@@ -227,8 +227,8 @@ def parse_headers(
         raise BadBlock(bad, -1, _WRONG[why])
     headers = Headers(*found)
     if headers.codec.max(initial=0) > LAST_CODEC:
-        i, k = (int(v) for v in np.argwhere(headers.codec > LAST_CODEC)[0])
-        raise BadBlock(i, k, f"unknown codec {headers.codec[i, k]}; codecs 0 to {LAST_CODEC} are known")
+        k, i = (int(v) for v in np.argwhere(headers.codec > LAST_CODEC)[0])
+        raise BadBlock(i, k, f"unknown codec {headers.codec[k, i]}; codecs 0 to {LAST_CODEC} are known")
     return headers
 
 

@@ -11,7 +11,6 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -26,6 +25,7 @@ from thinrow.storage.objects import ObjectStore
 from thinrow.storage.spool import Spool
 
 I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
 Records: TypeAlias = npt.NDArray[Any]
 #: (n,) int64, or (n,) object of ``str``.
 Keys: TypeAlias = npt.NDArray[Any]
@@ -197,28 +197,17 @@ def _cut(n: int, itemsize: int, texts: _Texts | None) -> list[int]:
     return bounds if n else [0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Page:
-    records: Records
-    keys: Keys | None
-
-    @property
-    def cost(self) -> int:
-        """Bytes in memory, roughly."""
-        text = 0 if self.keys is None or self.keys.dtype != object else 80 * len(self.keys)
-        return self.records.nbytes + text + 200
-
-
 class PageCache:
-    """Pages by (table, number), the least recently used dropped beyond ``capacity_bytes``; safe for threads."""
+    """Pages of files that cannot be mapped, by (table, number); the least recently used are dropped beyond
+    ``capacity_bytes``. Safe for threads."""
 
     def __init__(self, capacity_bytes: int = CACHE_BYTES) -> None:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
-        self._pages: OrderedDict[tuple[int, int], _Page] = OrderedDict()
+        self._pages: OrderedDict[tuple[int, int], U8] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, table: int, numbers: Iterable[int]) -> dict[int, _Page]:
+    def get(self, table: int, numbers: Iterable[int]) -> dict[int, U8]:
         """Those of the pages that are here."""
         found = {}
         with self._lock:
@@ -229,15 +218,15 @@ class PageCache:
                     found[number] = page
         return found
 
-    def add(self, table: int, pages: dict[int, _Page]) -> None:
+    def add(self, table: int, pages: dict[int, U8]) -> None:
         """Keep pages, as far as there is room."""
         with self._lock:
             for number, page in pages.items():
                 if (table, number) not in self._pages:
                     self._pages[table, number] = page
-                    self.used_bytes += page.cost
+                    self.used_bytes += page.nbytes
             while self.used_bytes > self.capacity_bytes and self._pages:
-                self.used_bytes -= self._pages.popitem(last=False)[1].cost
+                self.used_bytes -= self._pages.popitem(last=False)[1].nbytes
 
 
 _table_numbers = itertools.count()
@@ -247,9 +236,14 @@ class PagedTable:
     """A paged table open for reading; the directory is in memory, pages are loaded and checked when needed.
 
     Attributes:
+        objects, file: the store and the name of the file.
         name: of the section.
+        dtype, key_kind: of the records.
         n_records: records in the table.
         n_pages: pages in the table.
+        offset, length: (n_pages,) int64 bytes of each page in the file.
+        first: (n_pages + 1,) int64 number of the first record of each page, and ``n_records``.
+        first_keys: (n_pages,) first key of each page; None for a table without keys.
     """
 
     def __init__(
@@ -264,12 +258,12 @@ class PagedTable:
         n_records: int,
         cache: PageCache,
     ) -> None:
-        self._objects, self._container, self.name = objects, container, name
-        self._dtype, self._key_kind = dtype, key_kind
-        self._offset, self._length = directory["offset"].astype(np.int64), directory["length"].astype(np.int64)
+        self.objects, self.file, self.name = objects, container.name, name
+        self.dtype, self.key_kind = dtype, key_kind
+        self.offset, self.length = directory["offset"].astype(np.int64), directory["length"].astype(np.int64)
         self._crc = directory["crc"].copy()
-        self._first = np.append(directory["first"].astype(np.int64), n_records)
-        self._first_keys = first_keys
+        self.first = np.append(directory["first"].astype(np.int64), n_records)
+        self.first_keys = first_keys
         self._cache, self._number = cache, next(_table_numbers)
         self.n_records, self.n_pages = n_records, len(directory)
 
@@ -307,132 +301,74 @@ class PagedTable:
         first_keys: Keys | None = directory["key"].copy() if key_kind == "int64" else None
         if key_kind == "string":
             slots = zip(directory["key_offset"].tolist(), directory["key_length"].tolist(), strict=True)
-            first_keys = _texts_of(container, name, data[rows_end:].tobytes(), slots)
+            first_keys = _texts_of(container.name, name, data[rows_end:].tobytes(), slots)
         return cls(objects, container, name, dtype, key_kind, directory, first_keys, n_records, cache or PageCache())
 
-    def find(self, keys: Keys) -> tuple[I64, I64]:
-        """The records of each key, as half-open ranges of record numbers (empty where the key is absent).
-
-        Args:
-            keys: (n,) of the table's kind, in any order.
-
-        Returns:
-            first (inclusive) and last (exclusive), (n,) int64 each.
-
-        Raises:
-            CorruptionError: a page is damaged.
-        """
-        assert self._first_keys is not None, "a table without keys"
-        # Pages before this one hold smaller keys only, pages after it no smaller (left) or only larger (right) ones.
-        low = np.searchsorted(self._first_keys, keys, side="left") - 1
-        high = np.searchsorted(self._first_keys, keys, side="right") - 1
-        numbers = np.union1d(low, high)
-        numbers = numbers[numbers >= 0]
-        if not len(numbers):
-            return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
-        pages = self._load(numbers)
-        loaded: Keys = np.concatenate([pages[p].keys for p in numbers.tolist()])
-        starts = np.cumsum([0, *(len(pages[p].records) for p in numbers.tolist())])
-        shift = self._first[numbers] - starts[:-1]
-
-        def place(page: I64, side: Literal["left", "right"]) -> I64:
-            among = np.searchsorted(loaded, keys, side=side)
-            found: I64 = np.where(page < 0, 0, among + shift[np.searchsorted(numbers, page)])
-            return found
-
-        return place(low, "left"), place(high, "right")
-
-    def take(self, record_numbers: npt.NDArray[Any]) -> Records:
-        """The records with these numbers, in that order.
-
-        Raises:
-            CorruptionError: a number that the table does not have (something that refers to it is damaged), or a
-                damaged page.
-        """
-        out = np.empty(len(record_numbers), self._dtype)
-        for chosen, page, rows in self._by_page(record_numbers):
-            out[chosen] = page.records[rows]
-        return out
-
-    def keys(self, record_numbers: npt.NDArray[Any]) -> Keys:
-        """The keys of the records with these numbers, in that order. Raises as ``take``."""
-        assert self._first_keys is not None, "a table without keys"
-        out: Keys = np.empty(len(record_numbers), self._first_keys.dtype)
-        for chosen, page, rows in self._by_page(record_numbers):
-            assert page.keys is not None
-            out[chosen] = page.keys[rows]
-        return out
-
-    def scan(self) -> Iterator[tuple[int, Records, Keys | None]]:
-        """(number of the first record, records, keys) page by page, past the cache. Raises CorruptionError."""
-        for start in range(0, self.n_pages, _SCAN_PAGES):
-            numbers = np.arange(start, min(start + _SCAN_PAGES, self.n_pages))
-            for number, page in self._read(numbers).items():
-                yield int(self._first[number]), page.records, page.keys
-
-    def _by_page(self, numbers: npt.NDArray[Any]) -> Iterator[tuple[I64, _Page, I64]]:
-        """For each page needed: positions in ``numbers``, the page, and rows in it."""
-        numbers = np.asarray(numbers, np.int64)
-        if not len(numbers):
-            return
-        if not 0 <= int(numbers.min()) <= int(numbers.max()) < self.n_records:
-            wrong = int(numbers[(numbers < 0) | (numbers >= self.n_records)][0])
-            raise CorruptionError(
-                f"record {wrong} of {self.name!r}, which has {self.n_records}", file=self._container.name
-            )
-        page_of = np.searchsorted(self._first, numbers, side="right") - 1
-        order = np.argsort(page_of, kind="stable")
-        used, starts = np.unique(page_of[order], return_index=True)
-        pages = self._load(used)
-        for p, a, b in zip(used.tolist(), starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
-            chosen = order[a:b]
-            yield chosen, pages[p], numbers[chosen] - self._first[p]
-
-    def _load(self, numbers: I64) -> dict[int, _Page]:
+    def load(self, numbers: I64) -> list[U8]:
+        """The bytes of pages, checked, from the cache or the file. Raises CorruptionError."""
         found = self._cache.get(self._number, numbers.tolist())
         if len(found) < len(numbers):
             missing = np.array([p for p in numbers.tolist() if p not in found], np.int64)
-            fresh = self._read(missing)
+            # Copies, so that a cached page does not hold the buffer of its neighbours.
+            fresh = {p: page.copy() for p, page in zip(missing.tolist(), self._read(missing), strict=True)}
             self._cache.add(self._number, fresh)
             found.update(fresh)
-        return found
+        return [found[p] for p in numbers.tolist()]
 
-    def _read(self, numbers: I64) -> dict[int, _Page]:
+    def check(self, data: U8, numbers: I64) -> None:
+        """Hold pages to their CRCs and to the directory; ``data`` is the whole file. Raises CorruptionError."""
+        self._check(data, self.offset[numbers], numbers)
+
+    def keys(self) -> Keys:
+        """All keys, in order. Raises CorruptionError."""
+        assert self.first_keys is not None, "a table without keys"
+        found = [keys for _, _, keys in self.scan() if keys is not None]
+        return np.concatenate([self.first_keys[:0], *found])
+
+    def scan(self, start: int = 0) -> Iterator[tuple[int, Records, Keys | None]]:
+        """(number of the first record, records, keys) page by page, past the cache. Raises CorruptionError."""
+        for first in range(start, self.n_pages, _SCAN_PAGES):
+            numbers = np.arange(first, min(first + _SCAN_PAGES, self.n_pages))
+            for number, page in zip(numbers.tolist(), self._read(numbers), strict=True):
+                records, keys = self._parse(page)
+                yield int(self.first[number]), records, keys
+
+    def _read(self, numbers: I64) -> list[U8]:
         """Pages from the file, checked."""
-        lengths = self._length[numbers]
+        lengths = self.length[numbers]
         places = np.cumsum(lengths) - lengths
         buffer = np.empty(int(lengths.sum()), np.uint8)
-        name = self._container.name
-        self._objects.read_into(name, self._offset[numbers], lengths, buffer, places)
-        bad = check_crcs(buffer, places, lengths, self._crc[numbers])
-        if bad >= 0:
-            raise CorruptionError(f"the CRC of page {numbers[bad]} of {self.name!r} does not match", file=name)
-        pages = {}
-        for number, place, length in zip(numbers.tolist(), places.tolist(), lengths.tolist(), strict=True):
-            pages[number] = self._parse(number, buffer[place : place + length])
-        return pages
+        self.objects.read_into(self.file, self.offset[numbers], lengths, buffer, places)
+        self._check(buffer, places, numbers)
+        return [buffer[a : a + n] for a, n in zip(places.tolist(), lengths.tolist(), strict=True)]
 
-    def _parse(self, number: int, page: npt.NDArray[np.uint8]) -> _Page:
+    def _check(self, data: U8, places: I64, numbers: I64) -> None:
+        lengths = self.length[numbers]
+        bad = check_crcs(data, places, lengths, self._crc[numbers])
+        if bad >= 0:
+            raise CorruptionError(f"the CRC of page {numbers[bad]} of {self.name!r} does not match", file=self.file)
+        for number, place, length in zip(numbers.tolist(), places.tolist(), lengths.tolist(), strict=True):
+            n, heap_bytes = (int(v) for v in data[place : place + _PAGE_HEAD].view("<u4"))
+            end = _PAGE_HEAD + n * self.dtype.itemsize
+            if n != self.first[number + 1] - self.first[number] or (end + heap_bytes + 7) // 8 * 8 != length:
+                raise CorruptionError(f"page {number} of {self.name!r} does not hold its records", file=self.file)
+
+    def _parse(self, page: U8) -> tuple[Records, Keys | None]:
         n, heap_bytes = (int(v) for v in page[:_PAGE_HEAD].view("<u4"))
-        end = _PAGE_HEAD + n * self._dtype.itemsize
-        if n != self._first[number + 1] - self._first[number] or (end + heap_bytes + 7) // 8 * 8 != len(page):
-            raise CorruptionError(
-                f"page {number} of {self.name!r} does not hold its records", file=self._container.name
-            )
-        # A copy, so that a cached page does not hold the buffer of its neighbours.
-        records = page[_PAGE_HEAD:end].copy().view(self._dtype)
-        if self._key_kind is None:
-            return _Page(records, None)
-        if self._key_kind == "int64":
-            return _Page(records, np.ascontiguousarray(records["key"]))
+        end = _PAGE_HEAD + n * self.dtype.itemsize
+        records = page[_PAGE_HEAD:end].copy().view(self.dtype)
+        if self.key_kind is None:
+            return records, None
+        if self.key_kind == "int64":
+            return records, np.ascontiguousarray(records["key"])
         # Runs of one key are decoded once.
         slots = np.ascontiguousarray(records["key"])
         fresh = np.ones(n, np.bool_)
         fresh[1:] = slots[1:] != slots[:-1]
         cut = slots[fresh].view(_SLOT)
         pairs = zip(cut["offset"].tolist(), cut["length"].tolist(), strict=True)
-        texts = _texts_of(self._container, self.name, page[end : end + heap_bytes].tobytes(), pairs)
-        return _Page(records, texts[np.cumsum(fresh) - 1])
+        texts = _texts_of(self.file, self.name, page[end : end + heap_bytes].tobytes(), pairs)
+        return records, texts[np.cumsum(fresh) - 1]
 
 
 def _check_directory(container: Container, name: str, directory: npt.NDArray[Any], n_records: int) -> None:
@@ -450,16 +386,16 @@ def _check_directory(container: Container, name: str, directory: npt.NDArray[Any
         raise CorruptionError(f"the directory of {name!r} does not describe its pages", file=container.name)
 
 
-def _texts_of(container: Container, name: str, heap: bytes, slots: Iterable[tuple[int, int]]) -> Keys:
+def _texts_of(file: str, name: str, heap: bytes, slots: Iterable[tuple[int, int]]) -> Keys:
     found = []
     for offset, length in slots:
         text = heap[offset : offset + length]
         if len(text) != length:
-            raise CorruptionError(f"a key of {name!r} lies outside its heap", file=container.name)
+            raise CorruptionError(f"a key of {name!r} lies outside its heap", file=file)
         found.append(text)
     out = np.empty(len(found), object)
     try:
         out[:] = [t.decode() for t in found]
     except UnicodeDecodeError as e:
-        raise CorruptionError(f"a key of {name!r} is not UTF-8", file=container.name) from e
+        raise CorruptionError(f"a key of {name!r} is not UTF-8", file=file) from e
     return out

@@ -89,7 +89,7 @@ def contents(archive: Archive) -> dict[str, Any]:
     generation = archive.pin()
     columns = [c for c in stored_columns(generation.schema) if c.group != "keys"]
     keys = [generation.segment(i).pieces for i in range(len(generation.segments))]
-    users = np.unique(np.concatenate([p.keys(np.arange(p.n_records)) for p in keys]))
+    users = np.unique(np.concatenate([p.keys() for p in keys]))
     held = read_everything(generation, users, columns, ReadStats())
     hidden = [None if h == NEVER else h for h in held.hidden_from.tolist()]
     values = {n: c.to_arrow().to_pylist() for n, c in held.columns.items()}

@@ -112,13 +112,13 @@ def test_a_region_holds_header_and_blocks_of_each_stripe() -> None:
     headers = parsed(data, chunks[:-1], np.diff(chunks), header_crc)
     assert ENTRY_DTYPE.itemsize == 12
     for k, stream in enumerate(streams):
-        np.testing.assert_array_equal(headers.codec[:, k], stream.codec)
-        np.testing.assert_array_equal(headers.width[:, k], stream.width)
+        np.testing.assert_array_equal(headers.codec[k], stream.codec)
+        np.testing.assert_array_equal(headers.width[k], stream.width)
         for s in range(3):
-            at, size = int(headers.block[s, k]), int(headers.length[s, k])
+            at, size = int(headers.block[k, s]), int(headers.length[k, s])
             assert at % 8 == size % 8 == 0
             assert data[at : at + size].tobytes() == stream.payload[stream.offsets[s] : stream.offsets[s + 1]].tobytes()
-        assert check_crcs(data, headers.block[:, k], headers.length[:, k], headers.crc[:, k]) == -1
+        assert check_crcs(data, headers.block[k], headers.length[k], headers.crc[k]) == -1
 
 
 def test_the_docstring_of_codecs() -> None:
@@ -135,7 +135,7 @@ def test_chunks_may_lie_anywhere_in_the_buffer() -> None:
     for k in range(3):
         scattered[places[k] : places[k] + chunks[k + 1] - chunks[k]] = data[chunks[k] : chunks[k + 1]]
     found = parsed(scattered, places, np.diff(chunks), header_crc)
-    np.testing.assert_array_equal(found.block[:, 0], places + 48)
+    np.testing.assert_array_equal(found.block[0], places + 48)
     np.testing.assert_array_equal(found.crc, parsed(data, chunks[:-1], np.diff(chunks), header_crc).crc)
 
 
@@ -153,8 +153,8 @@ def test_chunks_of_several_buffers_and_widths() -> None:
                 np.array([4, 1]),
                 np.array([header_crc[1], other_crc[0]]),
             )
-        assert headers.block[:, 0].tolist() == [chunks[1] + 48, 16]
-        assert headers.length[1].tolist() == [len(other) - 16, 0, 0, 0]
+        assert headers.block[0].tolist() == [chunks[1] + 48, 16]
+        assert headers.length[:, 1].tolist() == [len(other) - 16, 0, 0, 0]
 
 
 def test_every_flipped_byte_of_a_region_is_noticed() -> None:
@@ -167,7 +167,8 @@ def test_every_flipped_byte_of_a_region_is_noticed() -> None:
         except BadBlock as e:
             found = e.index
         else:
-            found = check_crcs(data, headers.block.ravel(), headers.length.ravel(), headers.crc.ravel()) // 4
+            by_chunk = (a.T.ravel() for a in (headers.block, headers.length, headers.crc))
+            found = check_crcs(data, *by_chunk) // 4
         assert found == np.searchsorted(chunks, at, side="right") - 1
 
 

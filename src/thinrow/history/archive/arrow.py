@@ -23,7 +23,8 @@ from thinrow.core.errors import InputError
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users, as_users, bucket_of, distinct
 from thinrow.history.archive.layout import StoredColumn
-from thinrow.history.archive.reader import ReadStats, look_up
+from thinrow.history.archive.lookup import look_up
+from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.window import Window
 from thinrow.jagged import Column, SharedHistories
 from thinrow.jagged.column import ARROW_TYPES

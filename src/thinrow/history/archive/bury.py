@@ -24,7 +24,8 @@ from thinrow.core.users import Users
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.hides import Hides
 from thinrow.history.archive.layout import SegmentInfo, stored_columns
-from thinrow.history.archive.reader import Ints, ReadStats, look_up
+from thinrow.history.archive.lookup import Ints, look_up
+from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.scan import ROWS_AT_ONCE, scan
 from thinrow.history.archive.tombstones import Tombstones
 from thinrow.history.archive.window import read_everything

@@ -34,6 +34,7 @@ from thinrow.core.users import Users, as_users, bucket_of
 from thinrow.history.archive.dictionaries import ColumnDictionary, unite
 from thinrow.history.archive.layout import SegmentInfo, StoredColumn
 from thinrow.history.archive.segment import Segment
+from thinrow.history.archive.segments import SegmentSet
 from thinrow.history.archive.tombstones import (
     TombstoneFile,
     TombstoneIndex,
@@ -47,13 +48,15 @@ from thinrow.schema import EventSchema, Projection, SchemaChange
 from thinrow.schema.evolution import schema_at
 from thinrow.storage.garbage import Garbage, collect
 from thinrow.storage.manifest import ManifestLog
-from thinrow.storage.objects import ObjectStore
+from thinrow.storage.objects import ObjectStore, each
 from thinrow.storage.pages import PageCache
 from thinrow.storage.pins import Pin, Pins, Revocations
 
 MAX_BUCKETS = 65_536
 #: United dictionaries that a generation keeps.
 _MAX_DICTIONARIES = 4_096
+#: Sets of segments that a generation keeps opened as one.
+_MAX_SETS = 256
 #: Optional keys of a manifest that every commit passes on.
 _CARRIED = ("tombstones", "retention", "schema_log")
 
@@ -91,6 +94,11 @@ class Generation:
             self._by_bucket.setdefault(bucket, []).append(i)
         self._lock = threading.Lock()
         self._dictionaries: dict[tuple[int, tuple[int, ...]], ColumnDictionary] = {}
+        self._sets: dict[tuple[int, ...], SegmentSet] = {}
+        counts = [len(self.segments_of(b)) for b in range(self.n_buckets)]
+        ends = np.cumsum(counts, dtype=np.int64)
+        #: (n_buckets,) first segment number of each bucket (inclusive) and last (exclusive).
+        self.segment_bounds = ends - counts, ends
         archive.remember(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -132,10 +140,26 @@ class Generation:
             self._archive.require_live(self.number)
             raise
 
+    def opened(self, numbers: npt.NDArray[np.int64]) -> SegmentSet:
+        """The segments that ``numbers`` (any order, repeats allowed) name, opened as one. Raises as ``segment``."""
+        distinct = np.unique(numbers)
+        key = tuple(distinct.tolist())
+        with self._lock:
+            found = self._sets.get(key)
+        if found is None:
+            found = SegmentSet(self.objects, each(self.objects, self.segment, key), distinct, len(self.segments))
+            with self._lock:
+                if len(self._sets) >= _MAX_SETS:
+                    self._sets.clear()
+                self._sets[key] = found
+        else:
+            self._archive.require_live(self.number)
+        return found
+
     def users(self) -> Users:
         """All users with an event, ascending. Raises CorruptionError or ObjectNotFound."""
         tables = [self.segment(number).pieces for number in range(len(self.segments))]
-        found = [t.keys(np.arange(t.n_records)) for t in tables if t.n_records]
+        found = [t.keys() for t in tables if t.n_records]
         return as_users(np.unique(np.concatenate(found)) if found else [], self.schema.user_kind)
 
     def tombstones(self, users: Users) -> Tombstones:

@@ -1,30 +1,32 @@
 """Read a batch of users from a generation: index look-up, one fetch, one decode call per column.
 
 Worked trace: 512 users over 16 buckets -> their *pieces* (``look_up``) -> rows wanted of each piece -> the
-chunks of the stripes that hold them, fetched into one buffer per feature group -> headers and CRCs checked ->
-``decode_fixed`` once per column over all runs of all users.
+chunks of the stripes that hold them, where they lie in mapped files or fetched into one buffer per feature group ->
+headers and CRCs checked -> ``decode_fixed`` once per column over all runs of all users.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from thinrow.core import pool
 from thinrow.core.buffers import Buffers
 from thinrow.core.errors import CorruptionError
 from thinrow.core.ragged import offsets_of, ranges_index
-from thinrow.core.users import Users, bucket_of, plain
+from thinrow.core.users import plain
 from thinrow.history.archive.dictionaries import ColumnDictionary
-from thinrow.history.archive.hides import group_hides
-from thinrow.history.archive.layout import PIECE_DTYPE, StoredColumn
-from thinrow.jagged import HIDE_DTYPE, Column
+from thinrow.history.archive.layout import StoredColumn
+from thinrow.history.archive.lookup import Ints, Pieces, naming
+from thinrow.history.archive.segments import GroupStreams
+from thinrow.jagged import Column
 from thinrow.jagged.column import unite_dictionaries
 from thinrow.kernels import kernel
 from thinrow.schema.event_schema import MAX_ELEMENTS
@@ -33,13 +35,8 @@ from thinrow.storage.meter import Meter
 
 if TYPE_CHECKING:
     from thinrow.history.archive.generation import Generation
-    from thinrow.history.archive.segment import Segment
 
-Ints = npt.NDArray[np.int64]
-#: By segment number: the stream of values of a column, of its nulls and of its lengths; -1 where there is none.
-_Streams: TypeAlias = tuple[Ints, Ints, Ints]
-#: Feature group, and the dtype in which its segments have a column.
-_Key: TypeAlias = tuple[str, str]
+_NO_WORDS, _NO_CODES = np.empty(0, np.uint64), np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -75,151 +72,18 @@ class ReadStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """The index entries of a batch of users.
+class _Stripes:
+    """The stripes that runs lie in, neighbours once.
 
     Attributes:
-        users: (U,) distinct ids.
-        piece_off: (U + 1,) pieces of each user.
-        records: (P,) PIECE_DTYPE, by user, then segment, then time; ``min_hidden_from`` takes hide-lists into account.
-        segment: (P,) number of the segment in the generation's list.
-        run_off: (R + 1,) pieces of each run (one user in one segment).
-        run_of_user: (U + 1,) runs of each user.
-        watermark: (U,) highest arrival that the generation holds or has a tombstone for (0 where none).
-        hide_off, hides: the hide-list by user (HIDE_DTYPE).
+        of_run: (R,) stripe of each run.
+        position: (C,) place of its segment in the set.
+        records: (C,) stripe records.
     """
 
-    users: Users
-    piece_off: Ints
+    of_run: Ints
+    position: Ints
     records: npt.NDArray[np.void]
-    segment: Ints
-    run_off: Ints
-    run_of_user: Ints
-    watermark: Ints
-    hide_off: Ints
-    hides: npt.NDArray[np.void]
-
-    def field(self, name: str) -> npt.NDArray[Any]:
-        """One field of the records, contiguous."""
-        return np.ascontiguousarray(self.records[name])
-
-
-@contextmanager
-def naming(user: object) -> Iterator[None]:
-    """Damage that hits a whole file or page names a user who cannot be read for it."""
-    try:
-        yield
-    except CorruptionError as e:
-        if e.user is not None:
-            raise
-        raise CorruptionError(e.what, file=e.file, user=plain(user), column=e.column) from e
-
-
-def look_up(generation: Generation, users: Users) -> Pieces:
-    """Index entries of distinct ``users``. Raises CorruptionError on a damaged file or index page."""
-    owner: list[Ints] = []
-    found: list[npt.NDArray[np.void]] = []
-    source: list[Ints] = []
-    hide_user: list[Ints] = []
-    hide_rows: list[npt.NDArray[np.void]] = []
-    buckets = bucket_of(users, generation.n_buckets)
-    for bucket in np.unique(buckets):
-        numbers = generation.segments_of(int(bucket))
-        if not numbers:
-            continue
-        members = np.flatnonzero(buckets == bucket)
-        members = members[np.argsort(users[members], kind="stable")]
-        keys = users[members]
-        with naming(keys[0]):
-            for number in numbers:
-                segment = generation.segment(number)
-                first, last = segment.pieces.find(keys)
-                rows, offsets = ranges_index(first, last)
-                if len(rows):
-                    found.append(segment.pieces.take(rows))
-                    owner.append(np.repeat(members, np.diff(offsets)))
-                    source.append(np.full(len(rows), number, np.int64))
-                _collect_hides(segment, keys, members, hide_user, hide_rows)
-    pieces = _arrange(users, owner, found, source, hide_user, hide_rows)
-    # What was erased at the end of a user's arrivals was archived all the same.
-    np.maximum(pieces.watermark, generation.tombstones(users).watermark(), out=pieces.watermark)
-    return pieces
-
-
-def _collect_hides(
-    segment: Segment, keys: Users, members: Ints, hide_user: list[Ints], hide_rows: list[npt.NDArray[np.void]]
-) -> None:
-    hides = segment.hides
-    if not len(hides.users):
-        return
-    at = np.searchsorted(hides.users, keys)
-    hit = np.flatnonzero((at < len(hides.users)) & (hides.users[np.minimum(at, len(hides.users) - 1)] == keys))
-    rows, offsets = ranges_index(hides.offsets[at[hit]], hides.offsets[at[hit] + 1])
-    hide_user.append(np.repeat(members[hit], np.diff(offsets)))
-    hide_rows.append(hides.records[rows])
-
-
-def _arrange(
-    users: Users,
-    owner: list[Ints],
-    found: list[npt.NDArray[np.void]],
-    source: list[Ints],
-    hide_user: list[Ints],
-    hide_rows: list[npt.NDArray[np.void]],
-) -> Pieces:
-    n = len(users)
-    who = np.concatenate([np.empty(0, np.int64), *owner])
-    segment = np.concatenate([np.empty(0, np.int64), *source])
-    records = np.concatenate([np.empty(0, PIECE_DTYPE), *found])
-    order = np.lexsort((segment, who))
-    who, segment, records = who[order], segment[order], records[order]
-    piece_off = np.searchsorted(who, np.arange(n + 1)).astype(np.int64)
-    new_run = np.ones(len(who), np.bool_)
-    new_run[1:] = (who[1:] != who[:-1]) | (segment[1:] != segment[:-1])
-    starts = np.flatnonzero(new_run)
-    run_off = np.append(starts, len(who)).astype(np.int64)
-    run_of_user = np.searchsorted(who[starts], np.arange(n + 1)).astype(np.int64)
-    watermark = np.zeros(n, np.int64)
-    np.maximum.at(watermark, who, records["max_arrival"])
-    hides, hide_off = group_hides(
-        n, np.concatenate([np.empty(0, np.int64), *hide_user]), np.concatenate([np.empty(0, HIDE_DTYPE), *hide_rows])
-    )
-    return with_hides(
-        Pieces(
-            users, piece_off, records, segment, run_off, run_of_user, watermark, hide_off[:1].repeat(n + 1), hides[:0]
-        ),
-        hides,
-        hide_off,
-    )
-
-
-def with_hides(pieces: Pieces, hides: npt.NDArray[np.void], hide_off: Ints) -> Pieces:
-    """The same pieces under a longer hide-list."""
-    records = pieces.records
-    if len(hides):
-        least = pieces.field("min_hidden_from").copy()
-        kernel("tighten_pieces")(
-            pieces.piece_off,
-            pieces.field("first_ts"),
-            pieces.field("last_ts"),
-            least,
-            hide_off,
-            np.ascontiguousarray(hides["event_ts"]),
-            np.ascontiguousarray(hides["hidden_from"]),
-        )
-        records = records.copy()
-        records["min_hidden_from"] = least
-    return Pieces(
-        pieces.users,
-        pieces.piece_off,
-        records,
-        pieces.segment,
-        pieces.run_off,
-        pieces.run_of_user,
-        pieces.watermark,
-        hide_off,
-        hides,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,29 +92,20 @@ class _Chunks:
 
     Attributes:
         buffers: mapped segments, or one buffer with what was fetched.
-        of_run: chunk of each run, -1 where its segment lacks the group.
-        source: (C,) buffer of each chunk.
-        rows: (C,) rows of each chunk's stripe.
+        position: (C,) place of each chunk's segment in the set.
+        source, rows: (C,) buffer of each chunk, rows of its stripe.
         headers: of the chunks.
+        of_run: chunk of each run, -1 where its segment lacks the group.
+        run_rows: rows of each run's stripe.
     """
 
     buffers: Buffers
-    of_run: Ints
+    position: Ints
     source: Ints
     rows: Ints
     headers: Headers
-
-
-@dataclass(frozen=True, slots=True)
-class _Needed:
-    """The stripes of one segment that some runs lie in: ``runs[i]`` lies in ``stripes[inverse[i]]``."""
-
-    number: int
-    segment: Segment
-    runs: Ints
-    inverse: Ints
-    stripes: Ints
-    records: npt.NDArray[np.void]
+    of_run: Ints
+    run_rows: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +133,8 @@ class _Places:
         return _Places(None, self.first * per_row, self.last * per_row, self.out_pos * per_row, None, per_row)
 
     def in_blocks(self, runs: Ints, rows: Ints) -> Ints:
-        """Values in the blocks of ``runs``, whose stripes have ``rows`` rows."""
-        return rows * self.per_row if self.n is None else self.n[runs]
+        """Values in the blocks of ``runs``; ``rows`` (R,) are those of all runs' stripes."""
+        return rows[runs] * self.per_row if self.n is None else self.n[runs]
 
 
 class RowReader:
@@ -291,7 +146,8 @@ class RowReader:
         """Rows ``[start[i], stop[i])`` (within the piece) of piece ``piece[i]``, delivered one after another."""
         self.generation, self.pieces, self.stats = generation, pieces, stats
         self.piece = piece
-        self.segment = pieces.segment[piece]
+        self.segments = generation.opened(pieces.segment[piece])
+        self._position = self.segments.position[pieces.segment[piece]]
         records = pieces.records[piece]
         self.stripe = records["stripe"].astype(np.int64)
         self.row_from = records["row"].astype(np.int64) + start
@@ -301,7 +157,8 @@ class RowReader:
         self.total = int(self.out_pos[-1])
         self._rows = _Places(None, self.row_from, self.row_to, self.out_pos)
         self._chunks: dict[str, _Chunks] = {}
-        self._needed: list[_Needed] | None = None
+        self._found: _Stripes | None = None
+        self._every = np.arange(len(piece))
 
     def column(self, spec: StoredColumn) -> Column:
         """One column of all rows; null where a segment does not have it.
@@ -309,56 +166,64 @@ class RowReader:
         Raises:
             CorruptionError: a block is damaged (names file, user and column).
         """
-        parts = {n.number: n.segment.stream_of(spec.id) for n in self._stripes_needed()}
-        null = np.zeros(self.total, np.int8)
-        missing = [s for s, part in parts.items() if part is None]
-        if missing:
-            null[:] = np.repeat(np.isin(self.segment, missing), self.n_rows)
-        lookup = self.generation.dictionary(spec, tuple(parts))
-        long_runs = np.empty(0, np.int64)
-        keys = {(p[0], p[2].dtype) for p in parts.values() if p is not None}
-        streams = {key: self._streams_of(key, parts) for key in keys}
-        for (group, _), (_, nulls, _) in streams.items():
-            self._decode(group, np.flatnonzero(nulls[self.segment] >= 0), nulls, spec, null, None, self._rows)
-        at = self._lists(spec, streams) if spec.ragged else self._rows.times(max(spec.size, 1))
-        values = np.zeros(int(at.out_pos[-1]), np.int32 if spec.is_bytes else spec.dtype)
-        for (group, dtype), (stream, _, _) in streams.items():
-            runs = np.flatnonzero(stream[self.segment] >= 0)
+        parts = self.segments.streams(spec.id)
+        lookup = self.generation.dictionary(spec, tuple(self.segments.numbers.tolist()))
+        valid = self._valid(spec, parts)
+        at = self._lists(spec, parts) if spec.ragged else self._rows.times(max(spec.size, 1))
+        values = pool.empty(int(at.out_pos[-1]), np.int32 if spec.is_bytes else spec.dtype)
+        long_runs, covered = np.empty(0, np.int64), 0
+        for part in parts:
+            runs = self._runs_of(part.values)
+            covered += len(runs)
             if spec.is_bytes:
-                coded = self._codec(group, runs, stream) != ZSTD_BYTES
+                coded = self._codec(part.group, runs, part.values) != ZSTD_BYTES
                 runs, long_runs = runs[coded], np.concatenate([long_runs, runs[~coded]])
-            if dtype != spec.dtype and not spec.is_bytes:
-                self._decode_widened(group, runs, stream, spec, values, lookup, at, dtype)
+            if covered < len(self.piece) or len(runs) < len(self.piece):
+                values[:] = 0
+            if part.dtype != spec.dtype and not spec.is_bytes:
+                self._decode_widened(part, runs, spec, values, lookup, at)
                 continue
-            self._decode(group, runs, stream, spec, values, None if spec.is_bytes else lookup, at)
+            self._decode(part.group, runs, part.values, spec, values, None if spec.is_bytes else lookup, at)
             if spec.is_bytes and len(runs):
                 self._unite_codes(runs, spec, values, lookup, at)
+        if not parts:
+            values[:] = 0
         strings = lookup.strings if spec.is_bytes else None
         if len(long_runs):
             strings = self._add_long(long_runs, parts, spec, values, lookup, at)
-        valid = null == 0 if null.any() else None
         return Column(values.reshape(-1, spec.size) if spec.size else values, valid, strings, at.row_off)
 
-    def _streams_of(self, key: _Key, parts: Mapping[int, tuple[str, int, StoredColumn] | None]) -> _Streams:
-        stream = np.full(len(self.generation.segments), -1, np.int64)
-        nulls, lengths = stream.copy(), stream.copy()
-        for s, part in parts.items():
-            if part is not None and (part[0], part[2].dtype) == key:
-                stream[s] = part[1]
-                lengths[s] = part[1] - 1 if part[2].ragged else -1
-                nulls[s] = part[1] - 1 - part[2].ragged if part[2].nullable else -1
-        return stream, nulls, lengths
+    def _valid(self, spec: StoredColumn, parts: Sequence[GroupStreams]) -> npt.NDArray[np.bool_] | None:
+        """(rows,) False where null; None where nothing is."""
+        held = np.zeros(len(self.segments.numbers), np.bool_)
+        for part in parts:
+            held |= part.values >= 0
+        missing = ~held[self._position]
+        if not missing.any() and not any((part.nulls >= 0).any() for part in parts):
+            return None
+        null = np.zeros(self.total, np.int8)
+        if missing.any():
+            null[:] = np.repeat(missing, self.n_rows)
+        for part in parts:
+            self._decode(part.group, self._runs_of(part.nulls), part.nulls, spec, null, None, self._rows)
+        return null == 0 if null.any() else None
 
-    def _lists(self, spec: StoredColumn, streams: Mapping[_Key, _Streams]) -> _Places:
+    def _runs_of(self, stream: Ints) -> Ints:
+        """The runs whose segments have the stream (by position in the set)."""
+        if (stream >= 0).all():
+            return self._every
+        return np.flatnonzero(stream[self._position] >= 0)
+
+    def _lists(self, spec: StoredColumn, parts: Sequence[GroupStreams]) -> _Places:
         """Where the elements of lists lie: the lengths of whole stripes say it."""
         n_runs = len(self.piece)
         first, last, n = np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64)
         row_lengths = np.zeros(self.total, np.int64)
-        for (group, _), (_, _, lengths) in streams.items():
-            runs = np.flatnonzero(lengths[self.segment] >= 0)
+        for part in parts:
+            runs = self._runs_of(part.lengths)
             if not len(runs):
                 continue
-            chunks = self._fetch(group)
+            chunks = self._fetch(part.group)
             of_run = chunks.of_run[runs]
             chunk, one, inverse = np.unique(of_run, return_index=True, return_inverse=True)
             base = offsets_of(chunks.rows[chunk])
@@ -366,7 +231,7 @@ class RowReader:
             # All rows of each chunk, under the name of one of its runs.
             start, stop, out = np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64)
             stop[runs[one]], out[runs[one]] = chunks.rows[chunk], base[:-1]
-            self._decode(group, runs[one], lengths, spec, found, None, _Places(None, start, stop, out))
+            self._decode(part.group, runs[one], part.lengths, spec, found, None, _Places(None, start, stop, out))
             wrong = np.flatnonzero((found < 0) | (found > MAX_ELEMENTS))
             if len(wrong):
                 at = int(np.searchsorted(base, wrong[0], side="right")) - 1
@@ -384,30 +249,28 @@ class RowReader:
     def _codec(self, group: str, runs: Ints, stream: Ints) -> npt.NDArray[np.uint8]:
         """Codec of the block of each run in one stream (``stream``: by segment number)."""
         chunks = self._fetch(group)
-        codec: npt.NDArray[np.uint8] = chunks.headers.codec[chunks.of_run[runs], stream[self.segment[runs]]]
+        codec: npt.NDArray[np.uint8] = chunks.headers.codec[stream[self._position[runs]], chunks.of_run[runs]]
         return codec
 
     def _decode_widened(
         self,
-        group: str,
+        part: GroupStreams,
         runs: Ints,
-        stream: Ints,
         spec: StoredColumn,
         values: npt.NDArray[Any],
         lookup: ColumnDictionary,
         at: _Places,
-        dtype: str,
     ) -> None:
-        """Decode the runs as the narrower ``dtype`` in which their segments have the column, then widen them."""
-        narrow = np.zeros(len(values), dtype)
-        self._decode(group, runs, stream, spec, narrow, lookup, at)
+        """Decode the runs as the narrower dtype in which their segments have the column, then widen them."""
+        narrow = pool.empty(len(values), part.dtype)
+        self._decode(part.group, runs, part.values, spec, narrow, lookup, at)
         rows = ranges_index(at.out_pos[:-1][runs], at.out_pos[1:][runs])[0]
         values[rows] = narrow[rows]
 
     def _unite_codes(
         self, runs: Ints, spec: StoredColumn, codes: npt.NDArray[Any], lookup: ColumnDictionary, at: _Places
     ) -> None:
-        seg = self.segment[runs]
+        seg = self.segments.numbers[self._position[runs]]
         bad = kernel("remap_codes")(
             codes, at.out_pos[runs], (at.last - at.first)[runs], lookup.remap, lookup.offset[seg], lookup.n[seg]
         )
@@ -417,7 +280,7 @@ class RowReader:
     def _add_long(
         self,
         runs: Ints,
-        parts: dict[int, tuple[str, int, StoredColumn] | None],
+        parts: Sequence[GroupStreams],
         spec: StoredColumn,
         codes: npt.NDArray[Any],
         lookup: ColumnDictionary,
@@ -427,11 +290,9 @@ class RowReader:
         kind = pa.string() if spec.dtype == "string" else pa.binary()
         found = [lookup.strings]
         where = []
-        for s in np.unique(self.segment[runs]):
-            part = parts[int(s)]
-            assert part is not None
-            mine = runs[self.segment[runs] == s]
-            found.append(self._zstd_runs(mine, part[0], part[1], spec, at).cast(kind))
+        for part, k in ((part, k) for part in parts for k in np.unique(self._position[runs]) if part.values[k] >= 0):
+            mine = runs[self._position[runs] == k]
+            found.append(self._zstd_runs(mine, part.group, int(part.values[k]), spec, at).cast(kind))
             where.append(ranges_index(at.out_pos[:-1][mine], at.out_pos[1:][mine])[0])
         strings, maps = unite_dictionaries(found)
         if len(maps[0]):
@@ -443,14 +304,14 @@ class RowReader:
     def _zstd_runs(self, runs: Ints, group: str, stream: int, spec: StoredColumn, at: _Places) -> pa.Array:
         chunks = self._fetch(group)
         of_run = chunks.of_run[runs]
-        self._check(chunks, runs, np.full(len(runs), stream), spec)
+        self._check(chunks, runs, np.full(len(self.segments.numbers), stream), spec)
         try:
             offsets, data = decode_bytes(
                 chunks.buffers,
                 chunks.source[of_run],
-                chunks.headers.block[of_run, stream],
-                chunks.headers.length[of_run, stream],
-                at.in_blocks(runs, chunks.rows[of_run]),
+                chunks.headers.block[stream, of_run],
+                chunks.headers.length[stream, of_run],
+                at.in_blocks(runs, chunks.run_rows),
                 at.first[runs],
                 at.last[runs],
             )
@@ -463,22 +324,29 @@ class RowReader:
         return raw.cast(pa.binary())
 
     def _check(self, chunks: _Chunks, runs: Ints, stream: Ints, spec: StoredColumn) -> None:
-        """CRC of every block that the runs lie in, each once; ``stream`` is that of each run."""
-        of_run = chunks.of_run[runs]
-        # Runs of one stripe follow each other.
-        fresh = np.ones(len(runs), np.bool_)
-        fresh[1:] = of_run[1:] != of_run[:-1]
-        chunk, k = of_run[fresh], stream[fresh]
+        """CRC of every block of a stream (by position in the set) that the runs lie in, each once."""
         headers = chunks.headers
-        bad = kernel("check_crcs")(
-            chunks.buffers,
-            chunks.source[chunk],
-            headers.block[chunk, k],
-            headers.length[chunk, k],
-            headers.crc[chunk, k],
-        )
+        if runs is self._every and (stream == stream[0]).all():
+            k = int(stream[0])
+            bad = kernel("check_crcs")(
+                chunks.buffers, chunks.source, headers.block[k], headers.length[k], headers.crc[k]
+            )
+            chunk = chunks.of_run
+        else:
+            chunk = chunks.of_run[runs]
+            used = np.unique(chunk)
+            k_of = stream[chunks.position[used]]
+            bad = kernel("check_crcs")(
+                chunks.buffers,
+                chunks.source[used],
+                headers.block[k_of, used],
+                headers.length[k_of, used],
+                headers.crc[k_of, used],
+            )
+            bad = int(used[bad]) if bad >= 0 else -1
         if bad >= 0:
-            raise self._corrupt(int(runs[fresh][bad]), spec.name, "the block's CRC does not match")
+            run = int(runs[np.flatnonzero(chunk == bad)[0]])
+            raise self._corrupt(run, spec.name, "the block's CRC does not match")
 
     def _decode(
         self,
@@ -490,33 +358,32 @@ class RowReader:
         lookup: ColumnDictionary | None,
         at: _Places,
     ) -> None:
-        """Decode the runs' blocks of one stream (``stream``: by segment number) into ``out``."""
+        """Decode the runs' blocks of one stream (by position in the set) into ``out``."""
         if not len(runs):
             return
         chunks = self._fetch(group)
         since = time.perf_counter()
-        seg = self.segment[runs]
-        of_run, k = chunks.of_run[runs], stream[seg]
-        self._check(chunks, runs, k, spec)
+        self._check(chunks, runs, stream, spec)
         since = self.stats.clock("crc", since)
-        none = np.zeros(len(runs), np.int64)
-        headers = chunks.headers
+        headers, chunk, position = chunks.headers, chunks.of_run, self._position
+        first, last, out_pos = at.first, at.last, at.out_pos[:-1] if len(at.out_pos) > len(self.piece) else at.out_pos
+        if runs is not self._every:
+            chunk, position, first, last, out_pos = (a[runs] for a in (chunk, position, first, last, out_pos))
+        if (stream == stream[0]).all():
+            k = int(stream[0])
+            blocks = tuple(a[k] for a in (headers.block, headers.length, headers.codec, headers.width))
+        else:
+            k_of = stream[chunks.position], np.arange(len(chunks.position))
+            blocks = tuple(a[k_of] for a in (headers.block, headers.length, headers.codec, headers.width))
+        words, dict_off, dict_n = _NO_WORDS, _NO_CODES, _NO_CODES
+        if lookup is not None and len(lookup.words):
+            seg = self.segments.numbers[chunks.position]
+            words, dict_off, dict_n = lookup.words, lookup.offset[seg], lookup.n[seg]
+        n_rows = at.in_blocks(runs, chunks.run_rows)
         bad = kernel("decode_fixed")(
-            chunks.buffers,
-            chunks.source[of_run],
-            headers.block[of_run, k],
-            headers.length[of_run, k],
-            headers.codec[of_run, k],
-            headers.width[of_run, k],
-            at.in_blocks(runs, chunks.rows[of_run]),
-            at.first[runs],
-            at.last[runs],
-            at.out_pos[runs],
-            np.empty(0, np.uint64) if lookup is None else lookup.words,
-            none if lookup is None else lookup.offset[seg],
-            none if lookup is None else lookup.n[seg],
+            chunks.buffers, chunks.source, *blocks, words, dict_off, dict_n, chunk, n_rows, first, last, out_pos,
             out.view(f"i{out.dtype.itemsize}"),
-        )
+        )  # fmt: skip
         if bad >= 0:
             raise self._corrupt(int(runs[bad]), spec.name, "the block does not decode")
         self.stats.clock("decode", since)
@@ -526,61 +393,60 @@ class RowReader:
             self._chunks[group] = self._fetch_now(group)
         return self._chunks[group]
 
-    def _stripes_needed(self) -> list[_Needed]:
-        """The stripes that the runs lie in, by segment, with their records: looked up once for all groups."""
-        if self._needed is None:
-            order = np.argsort(self.segment, kind="stable")
-            numbers, starts = np.unique(self.segment[order], return_index=True)
-            self._needed = []
-            for s, runs in zip(numbers.tolist(), np.split(order, starts[1:]), strict=False):
-                segment = self.generation.segment(s)
-                stripes, inverse = np.unique(self.stripe[runs], return_inverse=True)
-                beyond = np.flatnonzero(self.stripe[runs] >= segment.stripes.n_records)
-                if len(beyond):
-                    raise self._corrupt(int(runs[beyond[0]]), "event_ts", "the index names a stripe that is not there")
-                with self.naming(int(runs[0])):
-                    records = segment.stripes.take(stripes)
-                long = np.flatnonzero(self.row_to[runs] > records["n_rows"][inverse])
-                if len(long):
-                    raise self._corrupt(int(runs[long[0]]), "event_ts", "the index names rows beyond the stripe")
-                end = records["chunks"]["offset"] + records["chunks"]["length"]
-                if len(end) and int(end.max()) > segment.container.size:
-                    raise self._corrupt(int(runs[0]), "event_ts", "the index names bytes beyond the file")
-                self._needed.append(_Needed(s, segment, runs, inverse, stripes, records))
-        return self._needed
+    def _stripes(self) -> _Stripes:
+        """The stripes that the runs lie in, with their records: looked up once for all groups."""
+        if self._found is not None:
+            return self._found
+        fresh = np.ones(len(self.piece), np.bool_)
+        fresh[1:] = (self.stripe[1:] != self.stripe[:-1]) | (self._position[1:] != self._position[:-1])
+        of_run, one = np.cumsum(fresh) - 1, np.flatnonzero(fresh)
+        position, stripe = self._position[one], self.stripe[one]
+        beyond = np.flatnonzero(stripe >= self.segments.n_stripes[position])
+        if len(beyond):
+            raise self._corrupt(int(one[beyond[0]]), "event_ts", "the index names a stripe that is not there")
+        with self.naming(0):
+            records = self.segments.stripes(position, stripe)
+        long = np.flatnonzero(self.row_to > records["n_rows"][of_run])
+        if len(long):
+            raise self._corrupt(int(long[0]), "event_ts", "the index names rows beyond the stripe")
+        end = records["chunks"]["offset"] + records["chunks"]["length"]
+        outside = np.flatnonzero((end > self.segments.sizes[position, None].astype(np.uint64)).any(axis=1))
+        if len(outside):
+            raise self._corrupt(int(one[outside[0]]), "event_ts", "the index names bytes beyond the file")
+        self._found = _Stripes(of_run, position, records)
+        return self._found
 
     def _fetch_now(self, group: str) -> _Chunks:
         """Find or read the chunks of all runs, and check their headers."""
         since = time.perf_counter()
-        of_run = np.full(len(self.piece), -1, np.int64)
-        needed = [n for n in self._stripes_needed() if group in n.segment.groups]
-        first = 0
-        for n in needed:
-            of_run[n.runs] = first + n.inverse
-            first += len(n.stripes)
-        chunk = np.concatenate([n.records["chunks"][:, n.segment.groups.index(group)] for n in needed])
-        rows = np.concatenate([n.records["n_rows"] for n in needed]).astype(np.int64)
-        which = np.repeat(np.arange(len(needed)), [len(n.stripes) for n in needed])
+        stripes = self._stripes()
+        place, widths = self.segments.group(group)
+        of_run, position, records = stripes.of_run, stripes.position, stripes.records
+        if (place < 0).any():
+            have = place[position] >= 0
+            of_run = np.where(have, np.cumsum(have) - 1, -1)[of_run]
+            position, records = position[have], records[have]
+        chunk = records["chunks"][np.arange(len(records)), place[position]]
         offset, length = chunk["offset"].astype(np.int64), chunk["length"].astype(np.int64)
         self.stats.bytes_read += int(length.sum())
-        names = [n.segment.name for n in needed]
-        mapped = self.generation.objects.mapped(names)
-        if mapped is None:
+        buffers, source = self.segments.buffers, position
+        if buffers is None:
             ends = np.cumsum(length)
-            buffer = np.empty(int(length.sum()) // 8 + 1, np.uint64).view(np.uint8)[: int(length.sum())]
-            self.generation.objects.read_many(names, which, offset, length, buffer, ends - length)
-            mapped, which, offset = (buffer,), np.zeros(len(which), np.int64), ends - length
-        buffers = Buffers(mapped)
-        n_streams = np.array([n.segment.n_streams(group) for n in needed])
-        widths = np.repeat(n_streams, [len(n.stripes) for n in needed])
+            total = int(length.sum())
+            buffer = pool.empty(total // 8 + 1, np.int64).view(np.uint8)[:total]
+            names = self.segments.names
+            self.generation.objects.read_many(names, position, offset, length, buffer, ends - length)
+            buffers, source, offset = Buffers([buffer]), np.zeros(len(offset), np.int64), ends - length
+        header_crc = np.ascontiguousarray(chunk["header_crc"])
         try:
-            headers = parse_headers(buffers, which, offset, length, widths, np.ascontiguousarray(chunk["header_crc"]))
+            headers = parse_headers(buffers, source, offset, length, widths[position], header_crc)
         except BadBlock as e:
             run = int(np.flatnonzero(of_run == e.index)[0])
-            columns = self.generation.segment(int(self.segment[run])).stream_names(group)
+            columns = self.segments.segments[int(self._position[run])].stream_names(group)
             raise self._corrupt(run, columns[e.stream] if e.stream >= 0 else f"group {group}", e.what) from e
         self.stats.clock("fetch", since)
-        return _Chunks(buffers, of_run, which, rows, headers)
+        rows = records["n_rows"].astype(np.int64)
+        return _Chunks(buffers, position, source, rows, headers, of_run, rows[of_run])
 
     def naming(self, run: int) -> AbstractContextManager[None]:
         """Damage found meanwhile hits at least the user of ``run``."""
@@ -592,7 +458,7 @@ class RowReader:
         user = np.searchsorted(self.pieces.piece_off, self.piece[run], side="right") - 1
         return CorruptionError(
             f"{what} (stripe {self.stripe[run]})",
-            file=self.generation.segment(int(self.segment[run])).name,
+            file=self.segments.names[int(self._position[run])],
             user=plain(self.pieces.users[user]),
             column=column,
         )

@@ -15,12 +15,13 @@ from thinrow.core.users import Users, plain
 from thinrow.history.archive.encode import content_digest
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.layout import PIECE_DTYPE, key_columns
-from thinrow.history.archive.reader import Pieces, ReadStats, RowReader
+from thinrow.history.archive.lookup import Pieces
+from thinrow.history.archive.reader import ReadStats, RowReader
 from thinrow.history.archive.segment import Segment
 from thinrow.jagged import HIDE_DTYPE
 from thinrow.kernels import kernel
 
-_PIECES_AT_ONCE = 8_192
+_PAGES_AT_ONCE = 32
 #: After so many the file is clearly lost, and the rest would only take time.
 _DAMAGES_A_SEGMENT = 1_000
 
@@ -87,9 +88,10 @@ def _verify_segment(view: Generation, segment: Segment, digests: dict[str, int])
         )
     totals: Counter[str] = Counter()
     bad: set[str] = set()
-    for start in range(0, segment.pieces.n_records, _PIECES_AT_ONCE):
-        rows = np.arange(start, min(start + _PIECES_AT_ONCE, segment.pieces.n_records))
-        records, users = segment.pieces.take(rows), segment.pieces.keys(rows)
+    pages = segment.pieces.scan()
+    while some := list(islice(pages, _PAGES_AT_ONCE)):
+        users = np.concatenate([keys for _, _, keys in some if keys is not None])
+        records = np.concatenate([records for _, records, _ in some])
         yield from _verify_pieces(view, segment, users, records, totals, bad)
     for key, digest in digests.items():
         total = totals[key] % (1 << 64)

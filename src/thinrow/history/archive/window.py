@@ -20,7 +20,8 @@ from thinrow.core.users import Users
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.hides import group_hides
 from thinrow.history.archive.layout import StoredColumn, key_columns
-from thinrow.history.archive.reader import Ints, Pieces, ReadStats, RowReader, look_up, with_hides
+from thinrow.history.archive.lookup import Ints, Pieces, look_up, with_hides
+from thinrow.history.archive.reader import ReadStats, RowReader
 from thinrow.jagged import Events
 from thinrow.kernels import kernel
 

@@ -393,41 +393,45 @@ def _decode_runs(
     block_len: Array,
     codec: Array,
     width: Array,
+    dictionary: Array,
+    dict_off: Array,
+    dict_n: Array,
+    block: Array,
     n_rows: Array,
     row_from: Array,
     row_to: Array,
     out_pos: Array,
-    dictionary: Array,
-    dict_off: Array,
-    dict_n: Array,
     out: Array,
     itemsize: int,
     scratch: Array,
 ) -> int:
     items = len(out) // itemsize
-    for i in range(len(block_off)):
-        block, length, rows, where = block_off[i], block_len[i], n_rows[i], source[i]
+    for i in range(len(block)):
+        b = block[i]
+        if b < 0 or b >= len(source):
+            return i
+        where, begin, length, rows = source[b], block_off[b], block_len[b], n_rows[i]
         row, stop, at = row_from[i], row_to[i], out_pos[i]
         if where < 0 or where >= len(address):
             return i
         limit = source_size[where]
-        if block < 0 or block > limit or (block & 7) != 0 or length < 0 or length > limit - block or (length & 7) != 0:
+        if begin < 0 or begin > limit or (begin & 7) != 0 or length < 0 or length > limit - begin or (length & 7) != 0:
             return i
-        bits: Any = np.int64(width[i] & (LANES - 1))
+        bits: Any = np.int64(width[b] & (LANES - 1))
         if rows < 0 or rows > MAX_ROWS or row < 0 or row > stop or stop > rows or bits > 64:
             return i
         if at < 0 or at > items or stop - row > items - at:
             return i
-        first, size = dict_off[i], dict_n[i]
-        if codec[i] != DICTIONARY:
-            first, size = 0, 0
+        first, size = np.int64(0), np.int64(0)
+        if codec[b] == DICTIONARY and len(dict_n) > 0:
+            first, size = dict_off[b], dict_n[b]
         if first < 0 or first > len(dictionary) or size < 0 or size > len(dictionary) - first:
             return i
         table = dictionary[first : first + size]
-        kind: Any = np.int64(codec[i])
-        begin = pointer(address[where] + block)
-        buffer, words = carray(begin, (length,), np.uint8), carray(begin, (length // 8,), np.uint64)
-        lanes = (width[i] & LANES) != 0
+        kind: Any = np.int64(codec[b])
+        place = pointer(address[where] + begin)
+        buffer, words = carray(place, (length,), np.uint8), carray(place, (length // 8,), np.uint64)
+        lanes = (width[b] & LANES) != 0
         if not _decode_run(buffer, words, kind, bits, lanes, rows, row, stop, table, out, at, itemsize, scratch):
             return i
     return -1
@@ -440,31 +444,33 @@ def decode_fixed(
     block_len: Array,
     codec: Array,
     width: Array,
+    dictionary: Array,
+    dict_off: Array,
+    dict_n: Array,
+    block: Array,
     n_rows: Array,
     row_from: Array,
     row_to: Array,
     out_pos: Array,
-    dictionary: Array,
-    dict_off: Array,
-    dict_n: Array,
     out: Array,
 ) -> int:
-    """Decode rows [row_from, row_to) of stripe block i into ``out[out_pos[i]:]``, for every run i.
+    """Decode rows [row_from, row_to) of stripe block ``block[i]`` into ``out[out_pos[i]:]``, for every run i.
 
     Args:
         buffers: what holds the blocks.
-        source: (n,) int64, which of them block i lies in.
-        block_off: (n,) int64 byte offset of each block, a multiple of 8.
-        block_len: (n,) int64 bytes of each block.
-        codec: (n,) uint8.
-        width: (n,) uint8 bits a packed value, and the flag ``LANES``.
-        n_rows: (n,) int64 rows in the whole stripe.
+        source: (C,) int64, which of them each block lies in.
+        block_off: (C,) int64 byte offset of each block, a multiple of 8.
+        block_len: (C,) int64 bytes of each block.
+        codec: (C,) uint8.
+        width: (C,) uint8 bits a packed value, and the flag ``LANES``.
+        dictionary: uint64 words of segment dictionaries, one after another.
+        dict_off: (C,) int64 first word of the dictionary that each block uses (codec 4 alone); or empty.
+        dict_n: (C,) int64 words in it (codec 4 alone); or empty.
+        block: (n,) int64 block of each run.
+        n_rows: (n,) int64 values in the whole block.
         row_from: (n,) int64 first row wanted (inclusive).
         row_to: (n,) int64 last row wanted (exclusive).
         out_pos: (n,) int64 position in ``out`` of the first row wanted.
-        dictionary: uint64 words of segment dictionaries, one after another.
-        dict_off: (n,) int64 first word of the dictionary that block i uses (codec 4 alone).
-        dict_n: (n,) int64 words in it (codec 4 alone).
         out: contiguous, of any dtype of 1, 2, 4 or 8 bytes; a word is cut to its width.
 
     Returns:
@@ -481,13 +487,14 @@ def decode_fixed(
         block_len,
         codec,
         width,
+        dictionary if dictionary.flags.writeable else dictionary.copy(),
+        dict_off,
+        dict_n,
+        block,
         n_rows,
         row_from,
         row_to,
         out_pos,
-        dictionary if dictionary.flags.writeable else dictionary.copy(),
-        dict_off,
-        dict_n,
         flat,
         out.itemsize,
         np.empty(CHUNK + 8, np.uint64),

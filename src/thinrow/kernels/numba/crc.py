@@ -235,12 +235,12 @@ def _open_chunks(
         at = offset[i] + head
         for k in range(streams):
             entry = data[k * 12 : k * 12 + 12]
-            codec[i, k], width[i, k] = entry[0], entry[1]
+            codec[k, i], width[k, i] = entry[0], entry[1]
             n = entry[4:8].view(np.uint32)[0]
             if n % 8 != 0:
                 return i, 3
-            block_off[i, k], block_len[i, k] = at, n
-            crc[i, k] = entry[8:12].view(np.uint32)[0]
+            block_off[k, i], block_len[k, i] = at, n
+            crc[k, i] = entry[8:12].view(np.uint32)[0]
             at += n
         if at != offset[i] + len(data):
             return i, 4
@@ -261,10 +261,10 @@ def open_chunks(
     Returns:
         the first bad chunk and what is wrong with it (-1, 0 where all are sound; 1 not in its buffer or shorter than
         its header, 2 the CRC, 3 a block length that is no multiple of 8, 4 lengths that do not add up); then, for n
-        chunks of at most S streams, codec and width (n, S) uint8, offset and length of each block (n, S) int64, its CRC
-        (n, S) uint32. Those of streams that a chunk does not have are 0.
+        chunks of at most S streams, codec and width (S, n) uint8, offset and length of each block (S, n) int64, its CRC
+        (S, n) uint32. Those of streams that a chunk does not have are 0.
     """
-    shape = len(offset), int(n_streams.max(initial=1))
+    shape = int(n_streams.max(initial=1)), len(offset)
     codec, width = np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
     block_off, block_len = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     crc = np.zeros(shape, np.uint32)

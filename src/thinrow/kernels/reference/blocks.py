@@ -117,40 +117,41 @@ def decode_fixed(
     block_len: Array,
     codec: Array,
     width: Array,
+    dictionary: Array,
+    dict_off: Array,
+    dict_n: Array,
+    block: Array,
     n_rows: Array,
     row_from: Array,
     row_to: Array,
     out_pos: Array,
-    dictionary: Array,
-    dict_off: Array,
-    dict_n: Array,
     out: Array,
 ) -> int:
     """As ``thinrow.kernels.numba.blocks.decode_fixed``."""
-    for i in range(len(block_off)):
-        if not 0 <= source[i] < len(buffers.arrays):
+    for i, b in enumerate(block.tolist()):
+        if not 0 <= b < len(source) or not 0 <= source[b] < len(buffers.arrays):
             return i
-        buffer = buffers.arrays[int(source[i])]
-        limit = len(buffer)
-        block, length, rows = int(block_off[i]), int(block_len[i]), int(n_rows[i])
+        buffer = buffers.arrays[int(source[b])]
+        begin, length, rows = int(block_off[b]), int(block_len[b]), int(n_rows[i])
         row, stop, at = int(row_from[i]), int(row_to[i]), int(out_pos[i])
-        if not 0 <= block <= limit or block % 8 or not 0 <= length <= limit - block or length % 8:
+        if not 0 <= begin <= len(buffer) or begin % 8 or not 0 <= length <= len(buffer) - begin or length % 8:
             return i
-        if not 0 <= row <= stop <= rows <= MAX_ROWS or width[i] & (LANES - 1) > 64:
+        if not 0 <= row <= stop <= rows <= MAX_ROWS or width[b] & (LANES - 1) > 64:
             return i
         if not 0 <= at <= len(out) or stop - row > len(out) - at:
             return i
+        coded = codec[b] == 4 and len(dict_n) > 0
         try:
             words = _decode_block(
-                buffer[block : block + length],
-                int(codec[i]),
-                int(width[i]),
+                buffer[begin : begin + length],
+                int(codec[b]),
+                int(width[b]),
                 rows,
                 row,
                 stop,
                 dictionary,
-                int(dict_off[i]),
-                int(dict_n[i]),
+                int(dict_off[b]) if coded else 0,
+                int(dict_n[b]) if coded else 0,
             )
         except _Damaged:
             return i

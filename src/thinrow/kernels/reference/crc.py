@@ -62,7 +62,7 @@ def open_chunks(
     buffers: Buffers, source: Array, offset: Array, length: Array, n_streams: Array, header_crc: Array
 ) -> tuple[int, int, Array, Array, Array, Array, Array]:
     """As ``thinrow.kernels.numba.crc.open_chunks``."""
-    shape = len(offset), int(n_streams.max(initial=1))
+    shape = int(n_streams.max(initial=1)), len(offset)
     codec, width = np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
     block_off, block_len = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     crc = np.zeros(shape, np.uint32)
@@ -76,10 +76,10 @@ def open_chunks(
             return i, 2, *found
         at = int(offset[i]) + head
         for k in range(n):
-            codec[i, k], width[i, k], _, size, crc[i, k] = struct.unpack_from("<BBHII", data.data, 12 * k)
+            codec[k, i], width[k, i], _, size, crc[k, i] = struct.unpack_from("<BBHII", data.data, 12 * k)
             if size % 8:
                 return i, 3, *found
-            block_off[i, k], block_len[i, k] = at, size
+            block_off[k, i], block_len[k, i] = at, size
             at += size
         if at != int(offset[i]) + len(data):
             return i, 4, *found

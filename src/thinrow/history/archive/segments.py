@@ -1,0 +1,120 @@
+"""SegmentSet: some segments of a generation, opened and read as one.
+
+Worked example: the 16 segments that a batch's users are in have one index (``pieces``), one list of maps (``buffers``)
+and, of a column, one table that says which stream of which group it is in each segment. All of it is made once for a
+set and kept by the generation, so that a batch costs a few calls, not a few for each segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.buffers import Buffers
+from thinrow.history.archive.layout import stripe_dtype
+from thinrow.history.archive.segment import Segment
+from thinrow.storage.index import Index
+from thinrow.storage.objects import ObjectStore
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStreams:
+    """Where one column is in a feature group, by position in the set; -1 where a segment has it elsewhere or not.
+
+    Attributes:
+        group: name of the group.
+        dtype: in which these segments have the column.
+        values, nulls, lengths: (T,) number of the stream in the group's chunks.
+    """
+
+    group: str
+    dtype: str
+    values: Ints
+    nulls: Ints
+    lengths: Ints
+
+
+class SegmentSet:
+    """Attributes:
+    segments: opened, in order of their number.
+    position: number of a segment in the generation -> place here, -1 for others.
+    names: of the files.
+    sizes: (T,) bytes of each file.
+    buffers: the mapped files; None where they cannot be mapped.
+    with_hides: places of the segments that have a hide-list.
+    """
+
+    def __init__(self, objects: ObjectStore, segments: Sequence[Segment], numbers: Ints, n_segments: int) -> None:
+        self._objects = objects
+        self.segments = tuple(segments)
+        self.numbers = numbers
+        self.position = np.full(n_segments, -1, np.int64)
+        self.position[numbers] = np.arange(len(numbers))
+        self.names = [s.name for s in segments]
+        self.sizes = np.array([s.container.size for s in segments], np.int64)
+        self.n_stripes = np.array([s.stripes.n_records for s in segments], np.int64)
+        self.with_hides = [k for k, s in enumerate(segments) if len(s.hides.users)]
+        maps = objects.mapped(self.names) if segments else None
+        self.buffers = None if maps is None else Buffers(maps)
+        widths = np.array([len(s.groups) for s in segments], np.int64)
+        self._layouts = [(w, np.flatnonzero(widths == w)) for w in np.unique(widths).tolist()]
+        members_of = [[segments[k].stripes for k in members.tolist()] for _, members in self._layouts]
+        self._stripes = [Index(objects, tables) for tables in members_of]
+            Index(objects, [segments[k].stripes for k in members.tolist()]) for _, members in self._layouts
+        ]
+        self._groups: dict[str, tuple[Ints, Ints]] = {}
+        self._columns: dict[int, tuple[GroupStreams, ...]] = {}
+
+    @cached_property
+    def pieces(self) -> Index:
+        """The piece indexes as one."""
+        return Index(self._objects, [s.pieces for s in self.segments])
+
+    def stripes(self, position: Ints, stripe: Ints) -> npt.NDArray[np.void]:
+        """Stripe records: (n,) of the widest layout here. Raises CorruptionError."""
+        if len(self._layouts) == 1:
+            return self._stripes[0].take(position, stripe)
+        out = np.zeros(len(stripe), stripe_dtype(self._layouts[-1][0]))
+        for (width, members), index in zip(self._layouts, self._stripes, strict=True):
+            mine = np.flatnonzero(np.isin(position, members))
+            records = index.take(np.searchsorted(members, position[mine]), stripe[mine])
+            out["n_rows"][mine] = records["n_rows"]
+            out["chunks"][mine, :width] = records["chunks"]
+        return out
+
+    def group(self, name: str) -> tuple[Ints, Ints]:
+        """(T,) place of the group in each segment's stripe records (-1: it lacks it), and (T,) blocks of its chunks."""
+        found = self._groups.get(name)
+        if found is None:
+            has = [name in s.groups for s in self.segments]
+            place = [s.groups.index(name) if h else -1 for s, h in zip(self.segments, has, strict=True)]
+            width = [s.n_streams(name) if h else 0 for s, h in zip(self.segments, has, strict=True)]
+            found = self._groups[name] = np.array(place, np.int64), np.array(width, np.int64)
+        return found
+
+    def streams(self, column_id: int) -> tuple[GroupStreams, ...]:
+        """Where a column is: one entry for each group and dtype in which some segment holds it."""
+        found = self._columns.get(column_id)
+        if found is None:
+            found = self._columns[column_id] = self._find_streams(column_id)
+        return found
+
+    def _find_streams(self, column_id: int) -> tuple[GroupStreams, ...]:
+        parts = [s.stream_of(column_id) for s in self.segments]
+        found = []
+        for group, dtype in dict.fromkeys((part[0], part[2].dtype) for part in parts if part is not None):
+            entry = GroupStreams(group, dtype, *(np.full(len(parts), -1, np.int64) for _ in range(3)))
+            for k, part in enumerate(parts):
+                if part is not None and (part[0], part[2].dtype) == (group, dtype):
+                    _, stream, stored = part
+                    entry.values[k] = stream
+                    entry.lengths[k] = stream - 1 if stored.ragged else -1
+                    entry.nulls[k] = stream - 1 - stored.ragged if stored.nullable else -1
+            found.append(entry)
+        return tuple(found)
