@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
 import numpy as np
 import numpy.typing as npt
 
@@ -28,11 +27,6 @@ from thinrow.core.users import Users, as_users
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.layout import STRIPE_ROWS
 from thinrow.history.archive.lookup import Ints, look_up
-=======
-from thinrow.core.users import bucket_of, distinct
-from thinrow.history.archive.generation import Archive
-from thinrow.history.archive.lookup import Ints, look_up
->>>>>>> d85bd3e (A batch's users are looked up in all segments in one call, pages read where they lie; what reads of a set of segments share is made once; memory of batches is used again)
 from thinrow.history.buckets import (
     BucketTask,
     BucketWrite,

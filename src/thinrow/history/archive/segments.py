@@ -66,8 +66,6 @@ class SegmentSet:
         self._layouts = [(w, np.flatnonzero(widths == w)) for w in np.unique(widths).tolist()]
         members_of = [[segments[k].stripes for k in members.tolist()] for _, members in self._layouts]
         self._stripes = [Index(objects, tables) for tables in members_of]
-            Index(objects, [segments[k].stripes for k in members.tolist()]) for _, members in self._layouts
-        ]
         self._groups: dict[str, tuple[Ints, Ints]] = {}
         self._columns: dict[int, tuple[GroupStreams, ...]] = {}
 
