@@ -38,6 +38,12 @@ _CHUNK_EVENTS = 65_536
 @click.option("--buckets", type=int, help="With --create: number of buckets, for good.  [default: 16]")
 @click.option("--archive", help="Keep the archive in a bucket: s3://BUCKET/PREFIX?endpoint=URL&region=NAME.")
 @click.option("--compact/--no-compact", "then_compact", default=False, help="Compact afterwards.")
+@click.option("--bulk", is_flag=True, help="Straight into the archive; FILES may be larger than memory, or folders.")
+@click.option(
+    "--work-dir", type=click.Path(path_type=Path), help="With --bulk: room for runs.  [default: in the store]"
+)
+@click.option("--memory", type=int, help="With --bulk: MB to work in, on top of some 300.  [default: 1024]")
+@click.option("--engine", type=click.Choice(["local", "ray"]), help="With --bulk: who writes.  [default: local]")
 def command(
     files: Sequence[Path],
     store_path: Path,
@@ -46,6 +52,10 @@ def command(
     buckets: int | None,
     archive: str | None,
     then_compact: bool,
+    bulk: bool,
+    work_dir: Path | None,
+    memory: int | None,
+    engine: str | None,
     **columns: str | None,
 ) -> None:
     """Append events from Parquet or Arrow IPC FILES to a store.
@@ -70,12 +80,27 @@ def command(
       thinrow ingest events.parquet --store S --create --user user_id --time ts
       thinrow ingest more.arrow --store S --compact
       thinrow ingest events.parquet --store S --create --schema events.toml --archive s3://histories/shop
+      thinrow ingest history/ --store S --bulk
     """
+    from thinrow.cli.bulk import BulkOptions, bulk_ingest
     from thinrow.cli.tables import read_tables
     from thinrow.core.errors import InputError
     from thinrow.history.intake import check_table
     from thinrow.history.store import DEFAULT_BUCKETS, HistoryStore
 
+    if bulk:
+        described = schema_path is not None or any(columns.values())
+        options = BulkOptions(create, buckets, archive, then_compact, work_dir, memory, engine)
+        bulk_ingest(
+            files,
+            store_path,
+            options,
+            lambda arrow: _schema(arrow, schema_path, columns) if described else None,
+            lambda store, schema: _require_same(store, store_path, schema, buckets),
+        )
+        return
+    if work_dir is not None or memory is not None or engine is not None:
+        raise InputError("--work-dir, --memory and --engine go with --bulk; add it, or leave them out")
     table = read_tables(files)
     exists = HistoryStore.exists(store_path)
     if not exists and not create:

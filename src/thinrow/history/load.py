@@ -48,8 +48,9 @@ from thinrow.jagged.column import concat_columns
 
 MEMORY_BYTES = 1 << 30
 _LEAST_MEMORY = 64 << 20
-#: Shares of the memory: a run is copied several times while it is sorted, a part while it is merged and encoded.
-_RUN_SHARE, _PART_SHARE = 10, 32
+#: Shares of the memory: a run is copied several times while it is sorted, a part while it is merged and encoded, and
+#: two buckets are in work.
+_RUN_SHARE, _PART_SHARE = 10, 64
 _MAX_TRIES = 20
 _FIRST_USERS, _MOST_USERS = 256, 1 << 16
 
@@ -306,8 +307,7 @@ class _Load:
 
     def _write_bucket(self, base: Generation, bucket: int, runs: list[Run]) -> BucketWrite:
         engine, numbers = self._options.engine, self._number(base, bucket, runs)
-        part_bytes = self._options.memory_bytes // (_PART_SHARE * min(engine.slots, 2))
-        rows = rows_of(base.schema, part_bytes)
+        rows = rows_of(base.schema, self._options.memory_bytes // _PART_SHARE)
         folder = self._folder.path if any(run.path is not None for run in runs) else None
         parts = BucketParts(runs, bucket, numbers, base.schema, rows, STRIPE_ROWS, folder)
         n_new = int(numbers.n.sum()) + (0 if numbers.recent is None else len(numbers.recent))

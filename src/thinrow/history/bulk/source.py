@@ -138,6 +138,19 @@ class FileSource:
             after = 0
 
 
+def arrow_schema(sources: Sequence[str | Path]) -> pa.Schema:
+    """Columns of the first of the files that ``open_source`` would read. Raises InputError."""
+    path = _files(sources)[0]
+    kind = _kind(path)
+    try:
+        if kind == b"PAR1":
+            return pq.read_schema(path)
+        with pa.OSFile(str(path)) as source:
+            return (pa.ipc.open_stream if kind == _STREAM else pa.ipc.open_file)(source).schema
+    except (pa.ArrowException, OSError) as e:
+        raise _unreadable(path, e) from e
+
+
 def _files(sources: Sequence[str | Path]) -> list[Path]:
     found: list[Path] = []
     for source in sources:
