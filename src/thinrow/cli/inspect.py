@@ -98,6 +98,11 @@ def _print_archive(out: Console, taken: Snapshot, pieces: Pieces) -> None:
         for column in segment.meta["columns"]:
             counts = ", ".join(f"{CODEC_NAMES[int(k)]} ({n})" for k, n in column["codec_counts"].items())
             codecs.add_row(column["name"], groups[column["id"]], counts)
+        for overlay in info.overlays:
+            opened = generation.overlay(number, overlay.column)
+            assert opened is not None
+            counts = ", ".join(f"{CODEC_NAMES[int(k)]} ({n})" for k, n in opened.codec_counts.items())
+            codecs.add_row(f"{opened.column.name}, backfilled", f"{opened.name}", counts)
         out.print(codecs)
 
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "backup": ("backup", "Copy a store while it is written to."),
     "restore": ("restore", "Make a store from a backup."),
     "read": ("read", "Print or export histories as of a time."),
+    "backfill": ("backfill", "Give old events values of a column."),
     "schema": ("schema", "Show or change the columns of a store."),
     "verify": ("verify", "Check every byte of a store."),
     "inspect": ("inspect", "Show one user's history, versions and segments."),

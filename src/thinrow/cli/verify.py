@@ -110,10 +110,10 @@ def _verify_segments(generations: list[Generation], found: list[Damage]) -> int:
     seen: set[str] = set()
     rows = 0
     for generation in reversed(generations):
-        fresh = [i for i, (_, info) in enumerate(generation.segments) if info.name not in seen]
-        seen |= {info.name for _, info in generation.segments}
+        fresh = [i for i, (_, info) in enumerate(generation.segments) if not seen.issuperset(info.files)]
+        rows += sum(info.n_rows for _, info in generation.segments if info.name not in seen)
+        seen |= {name for _, info in generation.segments for name in info.files}
         part = generation.only(fresh)
-        rows += part.n_rows
         with progress_bar(f"generation {generation.number}") as progress:
             found += verify_generation(part, progress)
     return rows
@@ -141,11 +141,11 @@ def _report(found: list[Damage], store_path: Path) -> None:
 
 
 def _name_orphans(archive: Archive, generations: list[Generation]) -> None:
-    named = {info.name for g in generations for _, info in g.segments}
-    orphans = [n for n in archive.objects.list("segments/") if n not in named]
+    named = {name for g in generations for _, info in g.segments for name in info.files}
+    orphans = [n for f in ("segments/", "overlays/") for n in archive.objects.list(f) if n not in named]
     if orphans:
         size = sum(archive.objects.size(n) for n in orphans)
         click.echo(
-            f"{len(orphans)} segment files ({size} bytes) that no manifest names, as a killed compaction leaves them "
+            f"{len(orphans)} files ({size} bytes) that no manifest names, as a killed compaction leaves them "
             f"({orphans[0]}); harmless, and safe to delete while nothing compacts"
         )

@@ -256,20 +256,22 @@ def _kept(base: Generation, numbers: Sequence[int], new_rows: int) -> int:
 
 
 def _unsettled(base: Generation, numbers: Sequence[int]) -> bool:
-    """Whether a segment carries hides, or other columns than today's schema has (by another name is no other)."""
+    """Whether a segment carries hides or overlays, or has other columns than today's schema (by another name is no
+    other)."""
     today = {(c.id, c.dtype, c.nullable) for c in stored_columns(base.schema)}
     return any(
-        len(base.segment(n).hides.records) or {(c.id, c.dtype, c.nullable) for c in base.segment(n).columns} != today
+        base.segments[n][1].overlays
+        or len(base.segment(n).hides.records)
+        or {(c.id, c.dtype, c.nullable) for c in base.segment(n).columns} != today
         for n in numbers
     )
 
 
 def _comparable(view: Generation, number: int) -> dict[str, int]:
     """Digests of a segment that its events have under today's schema too: a widened float has other bits."""
-    today = {c.id: c.dtype for c in view.schema.columns}
-    stored = {c.id: c.dtype for c in view.segment(number).columns}
-    widened = {str(i) for i, dtype in stored.items() if dtype == "float32" and today.get(i, dtype) != dtype}
-    return {k: d for k, d in view.segments[number][1].digests.items() if k not in widened}
+    stored = ((c.id, view.stream_of(number, c.id)) for c in view.schema.columns if c.dtype == "float64")
+    widened = {str(i) for i, part in stored if part is not None and part[2].dtype == "float32"}
+    return {k: d for k, d in view.segments[number][1].shown_digests.items() if k not in widened}
 
 
 def _add(total: dict[str, int], part: Mapping[str, int]) -> dict[str, int]:

@@ -78,30 +78,32 @@ def check_rows(table: pa.Table, schema: EventSchema) -> tuple[CheckedEvents, npt
         raise InputError(
             f"events are a {type(table).__name__}; pass a pyarrow.Table (of pandas: pyarrow.Table.from_pandas(frame))"
         )
-    users = _users(_get(table, schema.user_column, "user"), schema)
-    event_ts = _times(_get(table, schema.time_column, "time"), schema.time_column)
+    users = user_ids(_get(table, schema.user_column, "user"), schema)
+    event_ts = event_times(_get(table, schema.time_column, "time"), schema.time_column)
     columns = {}
     for spec in schema.columns:
-        column = _typed(_get(table, spec.name, "column"), spec.dtype, spec.name, ragged=spec.ragged, size=spec.size)
+        column = typed_column(
+            _get(table, spec.name, "column"), spec.dtype, spec.name, ragged=spec.ragged, size=spec.size
+        )
         if column.valid is not None and not spec.nullable:
             row = int(np.flatnonzero(~column.valid)[0])
             raise SchemaError(f"column {spec.name!r} is null in row {row}; fill it, or declare it nullable = true")
         columns[spec.name] = column
     event_ids = supersedes = None
     if schema.event_id_column is not None and schema.event_id_dtype is not None:
-        event_ids = _typed(
+        event_ids = typed_column(
             _get(table, schema.event_id_column, "event_id"), schema.event_id_dtype, schema.event_id_column
         )
         _check_id_lengths(event_ids, schema.event_id_column)
         _check_distinct(users, event_ids)
     if schema.supersedes_column is not None and schema.event_id_dtype is not None:
         name = schema.supersedes_column
-        supersedes = _typed(_get(table, name, "supersedes"), schema.event_id_dtype, name)
+        supersedes = typed_column(_get(table, name, "supersedes"), schema.event_id_dtype, name)
         _check_id_lengths(supersedes, name)
     checked = CheckedEvents(users, event_ts, columns, event_ids, supersedes, schema)
     if schema.arrival_time_column is None:
         return checked, None
-    return checked, _times(_get(table, schema.arrival_time_column, "arrival_time"), schema.arrival_time_column)
+    return checked, event_times(_get(table, schema.arrival_time_column, "arrival_time"), schema.arrival_time_column)
 
 
 def request_times(request_ts: object, n: int) -> npt.NDArray[np.int64]:
@@ -132,7 +134,8 @@ def _get(table: pa.Table, name: str, role: str) -> pa.ChunkedArray:
     return table.column(name)
 
 
-def _typed(array: pa.ChunkedArray, dtype: str, name: str, *, ragged: bool = False, size: int = 0) -> Column:
+def typed_column(array: pa.ChunkedArray, dtype: str, name: str, *, ragged: bool = False, size: int = 0) -> Column:
+    """A column of the input as one of ``dtype``. Raises SchemaError where a value does not fit."""
     kind = array.type
     if (ragged or size) and pa.types.is_nested(kind) and hasattr(kind, "value_type"):
         kind = kind.value_type
@@ -152,7 +155,8 @@ def _typed(array: pa.ChunkedArray, dtype: str, name: str, *, ragged: bool = Fals
     return column
 
 
-def _users(array: pa.ChunkedArray, schema: EventSchema) -> Users:
+def user_ids(array: pa.ChunkedArray, schema: EventSchema) -> Users:
+    """(n,) ids of a user column. Raises UserKindError or InputError."""
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if text != (schema.user_kind == "string") or not (text or pa.types.is_integer(kind)):
@@ -172,7 +176,8 @@ def _users(array: pa.ChunkedArray, schema: EventSchema) -> Users:
     return distinct[column.values] if len(distinct) else distinct
 
 
-def _times(array: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
+def event_times(array: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
+    """(n,) int64 ms of a time column. Raises SchemaError or InputError."""
     if not (pa.types.is_timestamp(array.type) or pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
         raise SchemaError(
             f"time {name!r} has type {array.type}; it must be a timestamp or integer milliseconds: cast it"

@@ -28,6 +28,7 @@ from thinrow.history.archive import arrow
 from thinrow.history.archive.find import find_event
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.verify import Damage
+from thinrow.history.backfill import BackfillReport, backfill
 from thinrow.history.backup import BackupReport, backup, prune, restore
 from thinrow.history.buckets import CompactReport, Progress
 from thinrow.history.bulk.source import BulkInput
@@ -237,6 +238,15 @@ class HistoryStore:
 
     def _resolve(self, user: object, event_id: object) -> tuple[int, int] | None:
         return find_event(self.pin(), user, event_id)
+
+    def backfill(self, column: str, table: pa.Table, *, progress: Progress | None = None) -> BackfillReport:
+        """Give archived events values of a column, without changing any version; see ``history.backfill``.
+
+        Raises:
+            InputError and its kinds: the table does not fit; nothing was changed.
+            CommitConflict: other writers won twenty times in a row.
+        """
+        return backfill(self.archive, column, table, progress)
 
     def bulk_load(
         self,

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from thinrow.history.archive.layout import StoredColumn
-from thinrow.history.archive.segment import Segment
 from thinrow.jagged.column import unite_dictionaries
 
 Ints = npt.NDArray[np.int64]
@@ -34,16 +33,14 @@ class ColumnDictionary:
     n: Ints
 
 
-def unite(segments: Mapping[int, Segment], n_segments: int, spec: StoredColumn) -> ColumnDictionary:
-    """The dictionaries of ``spec`` over some of a generation's ``n_segments`` segments, by number."""
+def unite(
+    held: Mapping[int, npt.NDArray[np.uint64] | pa.Array | None], n_segments: int, spec: StoredColumn
+) -> ColumnDictionary:
+    """The dictionaries ``held`` of ``spec`` by some of a generation's ``n_segments`` segments, by number."""
     n = np.zeros(n_segments, np.int64)
-    found = {}
-    for number, segment in segments.items():
-        part = segment.stream_of(spec.id)
-        held = None if part is None else segment.dictionary(part[2])
-        if held is not None:
-            found[number] = held
-            n[number] = len(held)
+    found = {number: dictionary for number, dictionary in held.items() if dictionary is not None}
+    for number, dictionary in found.items():
+        n[number] = len(dictionary)
     offset = np.cumsum(n) - n
     if not spec.is_bytes:
         words = np.concatenate([np.empty(0, np.uint64), *found.values()])

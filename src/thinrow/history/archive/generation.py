@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ from thinrow.core.errors import (
 )
 from thinrow.core.users import Users, as_users, bucket_of
 from thinrow.history.archive.dictionaries import ColumnDictionary, unite
-from thinrow.history.archive.layout import SegmentInfo, StoredColumn
+from thinrow.history.archive.layout import OverlayInfo, SegmentInfo, StoredColumn, overlay_region
+from thinrow.history.archive.overlay import Overlay
 from thinrow.history.archive.segment import Segment
 from thinrow.history.archive.segments import SegmentSet
 from thinrow.history.archive.tombstones import (
@@ -117,8 +119,8 @@ class Generation:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all segment files, index included."""
-        return sum(info.bytes for _, info in self.segments)
+        """Bytes of all segment files, index included, and of their overlays."""
+        return sum(info.bytes + sum(o.bytes for o in info.overlays) for _, info in self.segments)
 
     def segments_of(self, bucket: int) -> list[int]:
         """Numbers of the bucket's segments, oldest first."""
@@ -147,7 +149,8 @@ class Generation:
         with self._lock:
             found = self._sets.get(key)
         if found is None:
-            found = SegmentSet(self.objects, each(self.objects, self.segment, key), distinct, len(self.segments))
+            opened = each(self.objects, self.segment, key)
+            found = SegmentSet(self.objects, opened, distinct, len(self.segments), self.overlay)
             with self._lock:
                 if len(self._sets) >= _MAX_SETS:
                     self._sets.clear()
@@ -181,13 +184,34 @@ class Generation:
         offsets = np.searchsorted(owner[order], np.arange(len(users) + 1)).astype(np.int64)
         return Tombstones(offsets, np.concatenate(parts)[order])
 
+    def overlay(self, number: int, column_id: int) -> Overlay | None:
+        """The overlay of a segment's column, opened; None where it has none. Raises as ``segment``."""
+        info = next((o for o in self.segments[number][1].overlays if o.column == column_id), None)
+        return None if info is None else self._archive.open_overlay(info, self.segment(number))
+
+    def stream_of(self, number: int, column_id: int) -> tuple[str, int, StoredColumn] | None:
+        """Region, index of the value stream within its chunks, and how it is stored, of a column of segment ``number``;
+        None where it is not there. The region is a feature group of the segment, or that of an overlay."""
+        overlay = self.overlay(number, column_id)
+        if overlay is None:
+            return self.segment(number).stream_of(column_id)
+        return overlay_region(column_id), overlay.column.n_streams - 1, overlay.column
+
+    def _held_dictionary(self, number: int, column_id: int) -> npt.NDArray[np.uint64] | pa.Array | None:
+        overlay = self.overlay(number, column_id)
+        if overlay is not None:
+            return overlay.dictionary()
+        segment = self.segment(number)
+        part = segment.stream_of(column_id)
+        return None if part is None else segment.dictionary(part[2])
+
     def dictionary(self, spec: StoredColumn, numbers: tuple[int, ...]) -> ColumnDictionary:
         """The column's dictionaries over the segments ``numbers`` (ascending), united once for each such set."""
         key = spec.id, numbers
         with self._lock:
             found = self._dictionaries.get(key)
             if found is None:
-                found = unite({i: self.segment(i) for i in numbers}, len(self.segments), spec)
+                found = unite({i: self._held_dictionary(i, spec.id) for i in numbers}, len(self.segments), spec)
                 if len(self._dictionaries) >= _MAX_DICTIONARIES:
                     self._dictionaries.clear()
                 self._dictionaries[key] = found
@@ -225,11 +249,12 @@ class Generation:
         read = arrow.read_archived(self, projection, arrow.time_of(at, projection))
         return arrow.stream(self, projection, arrow.groups_of_users(self, users, projection, rows), read, rows)
 
-    def only(self, numbers: Sequence[int]) -> Generation:
-        """A view of some of the segments (for merging them)."""
+    def only(self, numbers: Sequence[int], *, overlays: bool = True) -> Generation:
+        """A view of some of the segments (for merging them); without ``overlays`` as their own files have them."""
         lists: list[list[dict[str, Any]]] = [[] for _ in range(self.n_buckets)]
         for n in numbers:
-            lists[self.segments[n][0]].append(self.segments[n][1].to_dict())
+            info = self.segments[n][1]
+            lists[self.segments[n][0]].append((info if overlays else replace(info, overlays=())).to_dict())
         body = {"schema": self.schema.to_dict(), "n_buckets": self.n_buckets, "segments": lists}
         body["schema_log"] = [c.to_dict() for c in self.schema_log]
         return Generation(self._archive, self.number, body)
@@ -265,6 +290,7 @@ class Archive:
         self._counting = threading.Lock()
         self._lock = threading.Lock()
         self._open: dict[str, Segment] = {}
+        self._overlays: dict[str, Overlay] = {}
         self._tombstones: dict[str, tuple[npt.NDArray[np.void], npt.NDArray[np.bytes_]]] = {}
         self._pages = PageCache()
         self._pinned: Generation | None = None
@@ -305,8 +331,9 @@ class Archive:
         with self._lock:
             if self._pinned is None or self._pinned.number != number:
                 self._pinned = Generation(self, number, body)
-                live = {info.name for _, info in self._pinned.segments}
+                live = {name for _, info in self._pinned.segments for name in info.files}
                 self._open = {n: s for n, s in self._open.items() if n in live}
+                self._overlays = {n: o for n, o in self._overlays.items() if n in live}
                 graves = {f.name for f in self._pinned.tombstone_index.files.values()}
                 self._tombstones = {n: t for n, t in self._tombstones.items() if n in graves}
             return self._pinned
@@ -447,6 +474,16 @@ class Archive:
             found.require(bucket, info)
             with self._lock:
                 found = self._open.setdefault(info.name, found)
+        return found
+
+    def open_overlay(self, info: OverlayInfo, segment: Segment) -> Overlay:
+        """The opened overlay, kept open while the newest generation holds it."""
+        with self._lock:
+            found = self._overlays.get(info.name)
+        if found is None:
+            found = Overlay(self.objects, info, segment, self._pages)
+            with self._lock:
+                found = self._overlays.setdefault(info.name, found)
         return found
 
     def open_tombstones(self, bucket: int, file: TombstoneFile) -> tuple[npt.NDArray[np.void], npt.NDArray[np.bytes_]]:

@@ -98,32 +98,67 @@ def stored_columns(schema: EventSchema) -> tuple[StoredColumn, ...]:
     return tuple(columns)
 
 
+def overlay_region(column_id: int) -> str:
+    """What a reader calls the region of a column's overlays; no feature group can have this name."""
+    return f"\0overlay {column_id}"
+
+
 def groups_of(columns: tuple[StoredColumn, ...]) -> tuple[str, ...]:
     """Group names in file order."""
     return tuple(dict.fromkeys(c.group for c in columns))
 
 
 @dataclass(frozen=True, slots=True)
+class OverlayInfo:
+    """What the manifest keeps of an overlay: the id of its ``column``, and that column's content digest."""
+
+    name: str
+    bytes: int
+    column: int
+    digest: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form: the digest as a decimal string."""
+        return {"name": self.name, "bytes": self.bytes, "column": self.column, "digest": str(self.digest)}
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """What the manifest keeps of a segment. ``digests``: "identity" or column id -> digest, modulo 2^64."""
+    """What the manifest keeps of a segment. ``digests``: "identity" or column id -> digest, modulo 2^64, of what the
+    segment file holds; ``overlays``: at most one a column."""
 
     name: str
     bytes: int
     n_rows: int
     n_users: int
     digests: dict[str, int]
+    overlays: tuple[OverlayInfo, ...] = ()
+
+    @property
+    def shown_digests(self) -> dict[str, int]:
+        """Digests of what readers see: a column that has an overlay is the overlay's."""
+        return {**self.digests, **{str(o.column): o.digest for o in self.overlays}}
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of its files."""
+        return (self.name, *(o.name for o in self.overlays))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form: digests as decimal strings."""
+        """JSON form: digests as decimal strings, ``overlays`` only where there are some."""
+        overlays = {"overlays": [o.to_dict() for o in self.overlays]} if self.overlays else {}
         return {
             "name": self.name,
             "bytes": self.bytes,
             "n_rows": self.n_rows,
             "n_users": self.n_users,
             "digests": {k: str(v) for k, v in self.digests.items()},
+            **overlays,
         }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> SegmentInfo:
         """Reverse of ``to_dict``."""
-        return cls(**{**data, "digests": {k: int(v) for k, v in data["digests"].items()}})
+        overlays = tuple(OverlayInfo(**{**o, "digest": int(o["digest"])}) for o in data.get("overlays", ()))
+        digests = {k: int(v) for k, v in data["digests"].items()}
+        return cls(**{**data, "digests": digests, "overlays": overlays})

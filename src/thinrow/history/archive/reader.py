@@ -25,11 +25,11 @@ from thinrow.core.users import plain
 from thinrow.history.archive.dictionaries import ColumnDictionary
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.lookup import Ints, Pieces, naming
-from thinrow.history.archive.segments import GroupStreams
+from thinrow.history.archive.segments import GroupStreams, OverlayLayer
 from thinrow.jagged import Column
 from thinrow.jagged.column import unite_dictionaries
 from thinrow.kernels import kernel
-from thinrow.schema.event_schema import MAX_ELEMENTS
+from thinrow.schema.event_schema import KEYS_GROUP, MAX_ELEMENTS
 from thinrow.storage.codecs import ZSTD_BYTES, BadBlock, Headers, decode_bytes, parse_headers
 from thinrow.storage.meter import Meter
 
@@ -77,20 +77,22 @@ class _Stripes:
 
     Attributes:
         of_run: (R,) stripe of each run.
-        position: (C,) place of its segment in the set.
+        position, number: (C,) place of its segment in the set, and its number there.
         records: (C,) stripe records.
     """
 
     of_run: Ints
     position: Ints
+    number: Ints
     records: npt.NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """Chunks of one feature group, where they lie.
+    """Chunks of one feature group (or of the overlays of a column), where they lie.
 
     Attributes:
+        group: which.
         buffers: mapped segments, or one buffer with what was fetched.
         position: (C,) place of each chunk's segment in the set.
         source, rows: (C,) buffer of each chunk, rows of its stripe.
@@ -99,6 +101,7 @@ class _Chunks:
         run_rows: rows of each run's stripe.
     """
 
+    group: str
     buffers: Buffers
     position: Ints
     source: Ints
@@ -171,23 +174,22 @@ class RowReader:
         valid = self._valid(spec, parts)
         at = self._lists(spec, parts) if spec.ragged else self._rows.times(max(spec.size, 1))
         values = pool.empty(int(at.out_pos[-1]), np.int32 if spec.is_bytes else spec.dtype)
-        long_runs, covered = np.empty(0, np.int64), 0
+        long_runs = np.empty(0, np.int64)
+        if len(parts) != 1 or self._runs_of(parts[0].values) is not self._every:
+            values[:] = 0
         for part in parts:
             runs = self._runs_of(part.values)
-            covered += len(runs)
             if spec.is_bytes:
                 coded = self._codec(part.group, runs, part.values) != ZSTD_BYTES
                 runs, long_runs = runs[coded], np.concatenate([long_runs, runs[~coded]])
-            if covered < len(self.piece) or len(runs) < len(self.piece):
-                values[:] = 0
+                if len(parts) == 1 and len(long_runs):
+                    values[:] = 0
             if part.dtype != spec.dtype and not spec.is_bytes:
                 self._decode_widened(part, runs, spec, values, lookup, at)
                 continue
             self._decode(part.group, runs, part.values, spec, values, None if spec.is_bytes else lookup, at)
             if spec.is_bytes and len(runs):
                 self._unite_codes(runs, spec, values, lookup, at)
-        if not parts:
-            values[:] = 0
         strings = lookup.strings if spec.is_bytes else None
         if len(long_runs):
             strings = self._add_long(long_runs, parts, spec, values, lookup, at)
@@ -316,7 +318,7 @@ class RowReader:
                 at.last[runs],
             )
         except BadBlock as e:
-            raise self._corrupt(int(runs[e.index]), spec.name, e.what) from e
+            raise self._corrupt(int(runs[e.index]), spec.name, e.what, group) from e
         n = len(offsets) - 1
         raw = pa.LargeBinaryArray.from_buffers(
             pa.large_binary(), n, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
@@ -346,7 +348,7 @@ class RowReader:
             bad = int(used[bad]) if bad >= 0 else -1
         if bad >= 0:
             run = int(runs[np.flatnonzero(chunk == bad)[0]])
-            raise self._corrupt(run, spec.name, "the block's CRC does not match")
+            raise self._corrupt(run, spec.name, "the block's CRC does not match", chunks.group)
 
     def _decode(
         self,
@@ -385,7 +387,7 @@ class RowReader:
             out.view(f"i{out.dtype.itemsize}"),
         )  # fmt: skip
         if bad >= 0:
-            raise self._corrupt(int(runs[bad]), spec.name, "the block does not decode")
+            raise self._corrupt(int(runs[bad]), spec.name, "the block does not decode", group)
         self.stats.clock("decode", since)
 
     def _fetch(self, group: str) -> _Chunks:
@@ -413,7 +415,7 @@ class RowReader:
         outside = np.flatnonzero((end > self.segments.sizes[position, None].astype(np.uint64)).any(axis=1))
         if len(outside):
             raise self._corrupt(int(one[outside[0]]), "event_ts", "the index names bytes beyond the file")
-        self._found = _Stripes(of_run, position, records)
+        self._found = _Stripes(of_run, position, stripe, records)
         return self._found
 
     def _fetch_now(self, group: str) -> _Chunks:
@@ -421,32 +423,56 @@ class RowReader:
         since = time.perf_counter()
         stripes = self._stripes()
         place, widths = self.segments.group(group)
-        of_run, position, records = stripes.of_run, stripes.position, stripes.records
+        of_run, position, number, records = stripes.of_run, stripes.position, stripes.number, stripes.records
         if (place < 0).any():
             have = place[position] >= 0
             of_run = np.where(have, np.cumsum(have) - 1, -1)[of_run]
-            position, records = position[have], records[have]
+            position, number, records = position[have], number[have], records[have]
+        files, buffers, source = self.segments.names, self.segments.buffers, position
+        layer = self.segments.layer(group)
+        if layer is not None:
+            files, buffers, source = layer.names, layer.buffers, layer.file[position]
+            records = self._overlay_records(layer, group, source, number, records, of_run)
         chunk = records["chunks"][np.arange(len(records)), place[position]]
         offset, length = chunk["offset"].astype(np.int64), chunk["length"].astype(np.int64)
         self.stats.bytes_read += int(length.sum())
-        buffers, source = self.segments.buffers, position
         if buffers is None:
             ends = np.cumsum(length)
             total = int(length.sum())
             buffer = pool.empty(total // 8 + 1, np.int64).view(np.uint8)[:total]
-            names = self.segments.names
-            self.generation.objects.read_many(names, position, offset, length, buffer, ends - length)
+            self.generation.objects.read_many(files, source, offset, length, buffer, ends - length)
             buffers, source, offset = Buffers([buffer]), np.zeros(len(offset), np.int64), ends - length
         header_crc = np.ascontiguousarray(chunk["header_crc"])
         try:
             headers = parse_headers(buffers, source, offset, length, widths[position], header_crc)
         except BadBlock as e:
             run = int(np.flatnonzero(of_run == e.index)[0])
-            columns = self.segments.segments[int(self._position[run])].stream_names(group)
-            raise self._corrupt(run, columns[e.stream] if e.stream >= 0 else f"group {group}", e.what) from e
+            raise self._corrupt(run, self._stream_name(group, run, e.stream), e.what, group) from e
         self.stats.clock("fetch", since)
         rows = records["n_rows"].astype(np.int64)
-        return _Chunks(buffers, position, source, rows, headers, of_run, rows[of_run])
+        return _Chunks(group, buffers, position, source, rows, headers, of_run, rows[of_run])
+
+    def _overlay_records(
+        self, layer: OverlayLayer, group: str, file: Ints, number: Ints, records: npt.NDArray[np.void], of_run: Ints
+    ) -> npt.NDArray[np.void]:
+        """Records of the same stripes in the overlays, which must have the same rows."""
+        with self.naming(0):
+            found = layer.stripes.take(file, number)
+        end = found["chunks"]["offset"][:, 0] + found["chunks"]["length"][:, 0]
+        wrong = (found["n_rows"] != records["n_rows"]) | (end > layer.sizes[file].astype(np.uint64))
+        if wrong.any():
+            run = int(np.flatnonzero(of_run == int(wrong.argmax()))[0])
+            what = "the index names other rows than the segment's, or bytes beyond the file"
+            raise self._corrupt(run, layer.column, what, group)
+        return found
+
+    def _stream_name(self, group: str, run: int, stream: int) -> str:
+        layer = self.segments.layer(group)
+        if layer is not None:
+            return layer.column
+        if stream < 0:
+            return f"group {group}"
+        return self.segments.segments[int(self._position[run])].stream_names(group)[stream]
 
     def naming(self, run: int) -> AbstractContextManager[None]:
         """Damage found meanwhile hits at least the user of ``run``."""
@@ -454,11 +480,13 @@ class RowReader:
             return nullcontext()
         return naming(self.pieces.users[np.searchsorted(self.pieces.piece_off, self.piece[run], side="right") - 1])
 
-    def _corrupt(self, run: int, column: str, what: str) -> CorruptionError:
+    def _corrupt(self, run: int, column: str, what: str, group: str = KEYS_GROUP) -> CorruptionError:
+        position, layer = int(self._position[run]), self.segments.layer(group)
+        file = self.segments.names[position] if layer is None else layer.names[int(layer.file[position])]
         user = np.searchsorted(self.pieces.piece_off, self.piece[run], side="right") - 1
         return CorruptionError(
             f"{what} (stripe {self.stripe[run]})",
-            file=self.segments.names[int(self._position[run])],
+            file=file,
             user=plain(self.pieces.users[user]),
             column=column,
         )

@@ -94,30 +94,9 @@ class Segment:
         """The segment dictionary of a column: words, or an Arrow array for strings; None where it has none."""
         with self._lock:
             if spec.id not in self._loaded:
-                self._loaded[spec.id] = self._load_dictionary(spec)
+                where = self._dictionaries.get(spec.id)
+                self._loaded[spec.id] = load_dictionary(self.objects, self.container, where, spec)
             return self._loaded[spec.id]
-
-    def _load_dictionary(self, spec: StoredColumn) -> npt.NDArray[np.uint64] | pa.Array | None:
-        where = self._dictionaries.get(spec.id)
-        if not where:
-            return None
-        offset, length, _ = self.container.section("dictionaries")
-        if where["offset"] < 0 or where["length"] < 0 or where["offset"] + where["length"] > length:
-            raise CorruptionError("dictionary lies outside its section", file=self.name, column=spec.name)
-        data = np.empty(where["length"], np.uint8)
-        one = np.array([offset + where["offset"]], np.int64), np.array([where["length"]], np.int64)
-        self.objects.read_into(self.name, *one, data, np.zeros(1, np.int64))
-        if int(kernel("crc32c")(data)) != where["crc"]:
-            raise CorruptionError("CRC of the dictionary differs", file=self.name, column=spec.name)
-        n = where["n"]
-        if not spec.is_bytes:
-            return data.view("<u8")[:n]
-        offsets = data[: 8 * (n + 1)].view("<i8")
-        raw = pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), n, [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(data[8 * (n + 1) :].tobytes())]
-        )
-        plain = raw.cast(pa.binary())
-        return plain.cast(pa.string()) if spec.dtype == "string" else plain
 
     @property
     def hides(self) -> Hides:
@@ -148,3 +127,28 @@ class Segment:
             return Hides(users, np.zeros(1, np.int64), records)
         starts = np.concatenate([[0], np.flatnonzero(users[1:] != users[:-1]) + 1, [n]]).astype(np.int64)
         return Hides(users[starts[:-1]], starts, records)
+
+
+def load_dictionary(
+    objects: ObjectStore, container: Container, where: dict[str, int] | None, spec: StoredColumn
+) -> npt.NDArray[np.uint64] | pa.Array | None:
+    """The dictionary that the container's meta describes as ``where``. Raises CorruptionError."""
+    if not where:
+        return None
+    offset, length, _ = container.section("dictionaries")
+    if where["offset"] < 0 or where["length"] < 0 or where["offset"] + where["length"] > length:
+        raise CorruptionError("dictionary lies outside its section", file=container.name, column=spec.name)
+    data = np.empty(where["length"], np.uint8)
+    one = np.array([offset + where["offset"]], np.int64), np.array([where["length"]], np.int64)
+    objects.read_into(container.name, *one, data, np.zeros(1, np.int64))
+    if int(kernel("crc32c")(data)) != where["crc"]:
+        raise CorruptionError("CRC of the dictionary differs", file=container.name, column=spec.name)
+    n = where["n"]
+    if not spec.is_bytes:
+        return data.view("<u8")[:n]
+    offsets = data[: 8 * (n + 1)].view("<i8")
+    raw = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), n, [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(data[8 * (n + 1) :].tobytes())]
+    )
+    plain = raw.cast(pa.binary())
+    return plain.cast(pa.string()) if spec.dtype == "string" else plain

@@ -7,7 +7,7 @@ set and kept by the generation, so that a batch costs a few calls, not a few for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.buffers import Buffers
-from thinrow.history.archive.layout import stripe_dtype
+from thinrow.history.archive.layout import overlay_region, stripe_dtype
+from thinrow.history.archive.overlay import Overlay
 from thinrow.history.archive.segment import Segment
 from thinrow.storage.index import Index
 from thinrow.storage.objects import ObjectStore
@@ -40,6 +41,30 @@ class GroupStreams:
     lengths: Ints
 
 
+class OverlayLayer:
+    """The overlays of one column, over the segments of a set.
+
+    Attributes:
+        column: name of the column.
+        file: (T,) which of ``names`` each segment's is; -1 where it has none.
+        width: (T,) blocks of its chunks.
+        names, sizes, buffers: of the files, as ``SegmentSet`` has those of the segments.
+        stripes: their stripe records.
+    """
+
+    def __init__(self, objects: ObjectStore, overlays: Sequence[Overlay | None]) -> None:
+        held = [o for o in overlays if o is not None]
+        self.column = held[0].column.name
+        has = np.array([o is not None for o in overlays])
+        self.file = np.where(has, np.cumsum(has) - 1, -1)
+        self.width = np.array([0 if o is None else o.column.n_streams for o in overlays], np.int64)
+        self.names = [o.name for o in held]
+        self.sizes = np.array([o.container.size for o in held], np.int64)
+        maps = objects.mapped(self.names)
+        self.buffers = None if maps is None else Buffers(maps)
+        self.stripes = Index(objects, [o.stripes for o in held])
+
+
 class SegmentSet:
     """Attributes:
     segments: opened, in order of their number.
@@ -50,8 +75,16 @@ class SegmentSet:
     with_hides: places of the segments that have a hide-list.
     """
 
-    def __init__(self, objects: ObjectStore, segments: Sequence[Segment], numbers: Ints, n_segments: int) -> None:
-        self._objects = objects
+    def __init__(
+        self,
+        objects: ObjectStore,
+        segments: Sequence[Segment],
+        numbers: Ints,
+        n_segments: int,
+        overlay: Callable[[int, int], Overlay | None],
+    ) -> None:
+        """``overlay(number, column id)``: the overlay of a column of a segment, opened, if there is one."""
+        self._objects, self._overlay = objects, overlay
         self.segments = tuple(segments)
         self.numbers = numbers
         self.position = np.full(n_segments, -1, np.int64)
@@ -68,6 +101,7 @@ class SegmentSet:
         self._stripes = [Index(objects, tables) for tables in members_of]
         self._groups: dict[str, tuple[Ints, Ints]] = {}
         self._columns: dict[int, tuple[GroupStreams, ...]] = {}
+        self._layers: dict[str, OverlayLayer] = {}
 
     @cached_property
     def pieces(self) -> Index:
@@ -87,7 +121,13 @@ class SegmentSet:
         return out
 
     def group(self, name: str) -> tuple[Ints, Ints]:
-        """(T,) place of the group in each segment's stripe records (-1: it lacks it), and (T,) blocks of its chunks."""
+        """(T,) place of the group in each segment's stripe records (-1: it lacks it), and (T,) blocks of its chunks.
+
+        The region of a column's overlays is the only one in the records of its ``layer``.
+        """
+        layer = self._layers.get(name)
+        if layer is not None:
+            return np.minimum(layer.file, 0), layer.width
         found = self._groups.get(name)
         if found is None:
             has = [name in s.groups for s in self.segments]
@@ -95,6 +135,10 @@ class SegmentSet:
             width = [s.n_streams(name) if h else 0 for s, h in zip(self.segments, has, strict=True)]
             found = self._groups[name] = np.array(place, np.int64), np.array(width, np.int64)
         return found
+
+    def layer(self, region: str) -> OverlayLayer | None:
+        """The overlays that make up a region; None where it is a feature group of the segments."""
+        return self._layers.get(region)
 
     def streams(self, column_id: int) -> tuple[GroupStreams, ...]:
         """Where a column is: one entry for each group and dtype in which some segment holds it."""
@@ -104,7 +148,14 @@ class SegmentSet:
         return found
 
     def _find_streams(self, column_id: int) -> tuple[GroupStreams, ...]:
-        parts = [s.stream_of(column_id) for s in self.segments]
+        overlays = [self._overlay(number, column_id) for number in self.numbers.tolist()]
+        name = overlay_region(column_id)
+        if any(overlays):
+            self._layers[name] = OverlayLayer(self._objects, overlays)
+        parts = [
+            s.stream_of(column_id) if o is None else (name, o.column.n_streams - 1, o.column)
+            for s, o in zip(self.segments, overlays, strict=True)
+        ]
         found = []
         for group, dtype in dict.fromkeys((part[0], part[2].dtype) for part in parts if part is not None):
             entry = GroupStreams(group, dtype, *(np.full(len(parts), -1, np.int64) for _ in range(3)))

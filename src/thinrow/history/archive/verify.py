@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,8 @@ def verify_generation(generation: Generation, progress: Callable[[int, int], Non
         try:
             segment = Segment(generation.objects, info.name)
             segment.require(bucket, info)
-            damages = _distinct(_verify_segment(generation.only([number]), segment, info.digests))
+            own = _verify_segment(generation.only([number], overlays=False), segment, info.digests)
+            damages = _distinct(chain(own, _verify_overlays(generation.only([number]), segment)))
             found += islice(damages, _DAMAGES_A_SEGMENT)
             if next(damages, None) is not None:
                 found.append(Damage(info.name, None, None, f"and more than {_DAMAGES_A_SEGMENT} damages in all"))
@@ -113,12 +114,7 @@ def _verify_pieces(
     Adds the digests of sound pieces to ``totals``, the ids of damaged columns to ``bad``.
     """
     n = len(users)
-    steps = np.arange(n + 1)
-    # Each piece stands as a user of its own: errors then name the right one, and runs need no merging.
-    pieces = Pieces(
-        users, steps, records, np.zeros(n, np.int64), steps, steps, records["max_arrival"].astype(np.int64),
-        np.zeros(n + 1, np.int64), np.empty(0, HIDE_DTYPE),
-    )  # fmt: skip
+    pieces = pieces_alone(users, records)
     reader = RowReader(
         view, pieces, np.arange(n), np.zeros(n, np.int64), records["n_rows"].astype(np.int64), ReadStats()
     )
@@ -146,6 +142,44 @@ def _verify_pieces(
         return
     totals.update(sums)
     yield from found
+
+
+def _verify_overlays(view: Generation, segment: Segment) -> Iterator[Damage]:
+    """Damage of the overlays of a view's only segment: every block decoded, every digest computed anew."""
+    for info in view.segments[0][1].overlays:
+        try:
+            overlay = view.overlay(0, info.column)
+            assert overlay is not None
+            overlay.container.read_section("dictionaries")
+            digest = 0
+            pages = segment.pieces.scan()
+            while some := list(islice(pages, _PAGES_AT_ONCE)):
+                users = np.concatenate([keys for _, _, keys in some if keys is not None])
+                records = np.concatenate([records for _, records, _ in some])
+                first, n = np.zeros(len(users), np.int64), records["n_rows"].astype(np.int64)
+                pieces = pieces_alone(users, records)
+                reader = RowReader(view, pieces, np.arange(len(users)), first, n, ReadStats())
+                ts, arrival = (reader.column(c).values for c in key_columns()[:2])
+                digest += content_digest(
+                    overlay.column, reader.column(overlay.column), kernel("identity_mix")(ts, arrival)
+                )
+            if digest % (1 << 64) != info.digest:
+                what = f"content digest is {digest % (1 << 64)}, written was {info.digest}"
+                yield Damage(info.name, None, overlay.column.name, what)
+        except NewerFormatError:
+            raise
+        except ThinrowError as e:
+            yield as_damage(e, info.name)
+
+
+def pieces_alone(users: Users, records: npt.NDArray[np.void]) -> Pieces:
+    """Pieces of one segment, the only one of its view, each as a user of its own: errors then name the right one, and
+    runs need no merging."""
+    steps = np.arange(len(users) + 1)
+    return Pieces(
+        users, steps, records, np.zeros(len(users), np.int64), steps, steps, records["max_arrival"].astype(np.int64),
+        np.zeros(len(users) + 1, np.int64), np.empty(0, HIDE_DTYPE),
+    )  # fmt: skip
 
 
 def _verify_records(
