@@ -39,6 +39,7 @@ class Batch:
         model_version: (X,) string Column.
         arm: (X,) string Column.
         boundary: (X,) int64, how many of the newest events the logged model treated as the recent part.
+        status: (X,) int8, whether events that the example saw are gone (``thinrow.history.missing``): 0 for none.
         t: the number of the global batch; -1 within the reader.
     """
 
@@ -52,6 +53,7 @@ class Batch:
     model_version: Column
     arm: Column
     boundary: npt.NDArray[np.int64]
+    status: npt.NDArray[np.int8]
     t: int = -1
 
     def __len__(self) -> int:
@@ -75,6 +77,7 @@ class Batch:
             self.model_version.take(rows),
             self.arm.take(rows),
             self.boundary[rows],
+            self.status[rows],
             t,
         )
 
@@ -94,6 +97,7 @@ class Batch:
             concat_columns([p.model_version for p in parts]),
             concat_columns([p.arm for p in parts]),
             np.concatenate([p.boundary for p in parts]),
+            np.concatenate([p.status for p in parts]),
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from thinrow.core.errors import InputError, ObjectNotFound, StoreError
+from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreError
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.engines import ThreadEngine
 from thinrow.dpp.order import RowRefs
@@ -28,6 +28,7 @@ from thinrow.examples.table import ExampleTable
 from thinrow.features import FeaturePlan
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.reader import ReadStats
+from thinrow.history.missing import OnMissing
 from thinrow.schema import Projection
 
 _STATE_FORMAT = 1
@@ -110,7 +111,7 @@ class Loader:
         self._engine = engine = ThreadEngine(
             self._worker.produce, first=first, stop=order.n_bases, threads=spec.threads, window=spec.window
         )
-        held: dict[int, Batch] = {}
+        held: dict[int, Produced] = {}
         fetched = first
         try:
             while self._has(self._t + 1) and self._engine is engine:
@@ -192,35 +193,42 @@ class Loader:
     def _has(self, t: int) -> bool:
         return self.n_batches is None or t < self.n_batches
 
-    def _account(self, engine: ThreadEngine[Produced]) -> Batch:
+    def _account(self, engine: ThreadEngine[Produced]) -> Produced:
         waited = engine.waited_s
         produced = engine.next()
         self.stats.waited_s += engine.waited_s - waited
         self.stats.add(produced.stats)
-        return produced.batch
+        return produced
 
 
-def _merge(held: Mapping[int, Batch], refs: RowRefs, t: int) -> Batch:
-    """The rows of ``refs`` in order; of base batches that are not needed whole, only the rows that are."""
-    parts, position = [], np.empty(len(refs.v), np.int64)
+def _merge(held: Mapping[int, Produced], refs: RowRefs, t: int) -> Batch:
+    """The rows of ``refs`` that are there, in order; of base batches that are not needed whole, only these."""
+    parts, position = [], np.full(len(refs.v), -1, np.int64)
     n_before = 0
     for v in np.unique(refs.v).tolist() or [next(iter(held))]:
+        part, have = held[v].batch, held[v].rows
         at = np.flatnonzero(refs.v == v)
-        rows, part = refs.row[at], held[v]
+        place = np.searchsorted(have, refs.row[at])
+        there = np.flatnonzero(have[np.minimum(place, len(have) - 1)] == refs.row[at]) if len(have) else place[:0]
+        at, rows = at[there], place[there]
         if len(rows) < len(part):
             wanted = np.sort(rows)
             part, rows = part.take(wanted), np.searchsorted(wanted, rows)
         position[at] = n_before + rows
         n_before += len(part)
         parts.append(part)
-    return Batch.concat(parts).take(position, t)
+    return Batch.concat(parts).take(position[position >= 0], t)
 
 
 @contextmanager
 def _held(generation: Generation) -> Iterator[None]:
     with ExitStack() as stack:
         try:
-            stack.enter_context(generation.hold())
+            try:
+                stack.enter_context(generation.hold())
+            except Erased:
+                # The source goes over to the newest one, too.
+                stack.enter_context(generation.newest().hold())
         except ObjectNotFound:
             raise
         except StoreError as e:
@@ -254,6 +262,7 @@ def loader(
     user_seed: int = 0,
     threads: int | None = None,
     verify: bool = True,
+    on_missing: OnMissing = "fail",
     snapshot_id: int | None = None,
     base_rows: int = 256,
     block: int = 4,
@@ -303,6 +312,7 @@ def loader(
         interleave=interleave,
         threads=threads if threads is not None else os.cpu_count() or 1,
         verify=verify,
+        on_missing=on_missing,
     )
     # A base batch ends within a row group, which the next one of its split goes on with.
     cached_rows = (2 * interleave + spec.threads) * (ROW_GROUP_ROWS + base_rows)

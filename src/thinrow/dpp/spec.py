@@ -8,6 +8,7 @@ from thinrow.core.errors import InputError
 from thinrow.dpp.order import SplitManifest, VirtualOrder
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.features import FeaturePlan
+from thinrow.history.missing import OnMissing, check_policy
 from thinrow.schema import Projection
 
 __all__ = ["RowFilter", "SessionSpec"]
@@ -33,6 +34,9 @@ class SessionSpec:
         interleave: buckets that are read in turn.
         threads: workers of the local engine. Any number gives the same batches.
         verify: hold every history against its version.
+        on_missing: what becomes of examples that saw events which were erased or have expired, and of examples that
+            were erased themselves: "fail" raises; "skip" leaves them out, so that batches are shorter by them and
+            otherwise the same; "shorten" leaves out erased examples and delivers of the others what is left.
     """
 
     table: str
@@ -49,8 +53,10 @@ class SessionSpec:
     interleave: int = 4
     threads: int = 2
     verify: bool = True
+    on_missing: OnMissing = "fail"
 
     def __post_init__(self) -> None:
+        check_policy(self.on_missing)
         for name in ("base_rows", "block", "interleave", "threads"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}; it must be 1 or more")

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import InputError
+from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreNotFound
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.order import VirtualOrder
 from thinrow.dpp.row_filter import RowFilter
@@ -26,9 +26,12 @@ from thinrow.examples.table import ExampleTable
 from thinrow.features import FeaturePlan, featurize
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.reader import ReadStats
+from thinrow.history.missing import OnMissing
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.requests import RequestBatch
 from thinrow.schema import Projection
+
+Ints = npt.NDArray[np.int64]
 
 
 class Source(Protocol):
@@ -48,11 +51,16 @@ class Source(Protocol):
         """Names of the history columns that a projection reads."""
         ...
 
-    def examples(self, split: int, first_row: int, stop_row: int) -> ExampleBatch:
-        """Rows ``[first_row, stop_row)`` of a split in stored order."""
+    def examples(self, split: int, first_row: int, stop_row: int) -> tuple[ExampleBatch, Ints]:
+        """Rows ``[first_row, stop_row)`` of a split in stored order; those that were erased since are left out.
+
+        Returns the examples, and of each its row, counted from ``first_row``: ascending.
+        """
         ...
 
-    def rebuild(self, batch: RequestBatch, projection: Projection, verify: bool) -> Reconstruction:
+    def rebuild(
+        self, batch: RequestBatch, projection: Projection, verify: bool, on_missing: OnMissing
+    ) -> Reconstruction:
         """The histories that the requests saw."""
         ...
 
@@ -63,6 +71,9 @@ class TableSource:
 
     Decoded rows are held by row group (4,096 stored rows), those last used, ``cached_rows`` in all, so that the base
     batches of a bucket decode each row once. Of a row group only the kept rows are decoded and held.
+
+    Where an erasure takes the snapshot or the generation away, reading goes on in those that came after: rows keep
+    their numbers, and those that were erased are missing.
     """
 
     def __init__(
@@ -75,22 +86,14 @@ class TableSource:
         rows: RowFilter | None = None,
     ) -> None:
         table.check_buckets(generation.n_buckets)
-        self._table, self._snapshot_id, self._generation = table, snapshot_id, generation
-        stored = table.buckets(snapshot_id) if snapshot_id is not None else {}
-        rows = rows or RowFilter()
-        self._splits = []
-        for bucket in range(table.n_buckets):
-            kept = None
-            if rows.columns and bucket in stored:
-                kept = np.flatnonzero(rows.keep(table.scan_bucket(bucket, snapshot_id, columns=rows.columns)))
-            self._splits.append(_Split.of(stored.get(bucket, 0), kept))
-        self._cached_rows, self._held_rows = cached_rows, 0
+        self._table, self._generation = table, generation
+        self._cached_rows = cached_rows
         self._lock = threading.Lock()
-        self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
+        self._view = _open_view(table, snapshot_id, rows or RowFilter(), cached_rows)
 
     @property
     def split_rows(self) -> tuple[int, ...]:
-        return tuple(int(s.chunk_off[-1]) for s in self._splits)
+        return tuple(s.n_rows for s in self._view.splits)
 
     @property
     def names(self) -> Collection[str]:
@@ -100,56 +103,156 @@ class TableSource:
     def history_names(self, projection: Projection) -> Collection[str]:
         return {c.name for c in projection.resolve(self._generation.schema)}
 
-    def examples(self, split: int, first_row: int, stop_row: int) -> ExampleBatch:
-        parts, off = [], self._splits[split].chunk_off
-        first = int(np.searchsorted(off, first_row, side="right")) - 1
-        for chunk in range(first, int(np.searchsorted(off, stop_row))):
-            low, high = max(first_row, int(off[chunk])), min(stop_row, int(off[chunk + 1]))
+    def examples(self, split: int, first_row: int, stop_row: int) -> tuple[ExampleBatch, Ints]:
+        while True:
+            view = self._view
+            try:
+                return view.examples(split, first_row, stop_row)
+            except (ObjectNotFound, StoreNotFound):
+                with self._lock:
+                    # Another thread may have gone over already.
+                    if self._view is view:
+                        self._view = view.succeeded()
+
+    def rebuild(
+        self, batch: RequestBatch, projection: Projection, verify: bool, on_missing: OnMissing
+    ) -> Reconstruction:
+        generation = self._generation
+        try:
+            return reconstruct(generation, batch, projection, verify=verify, on_missing=on_missing)
+        except Erased as e:
+            if e.user is not None:
+                raise
+            # It was revoked. Any later generation gives the same, less what was erased.
+            self._generation = generation.newest()
+            return reconstruct(self._generation, batch, projection, verify=verify, on_missing=on_missing)
+
+
+def _open_view(table: ExampleTable, snapshot_id: int | None, rows: RowFilter, cached_rows: int) -> _View:
+    if snapshot_id is None:
+        return _View(table, None, [_Split.of(0, None, None)] * table.n_buckets, cached_rows)
+    try:
+        stored = table.buckets(snapshot_id)
+        gone: dict[int, Ints] = {}
+    except StoreNotFound:
+        found = table.successor(snapshot_id)
+        if found is None:
+            raise
+        if rows.columns:
+            raise Erased(
+                f"rows of snapshot {snapshot_id} of table {table.name!r} were erased, and it cannot be told which of "
+                "them a filter kept; begin a new run on the newest snapshot"
+            ) from None
+        snapshot_id, gone = found
+        stored = table.buckets(snapshot_id)
+    splits = []
+    for bucket in range(table.n_buckets):
+        kept = None
+        n = stored.get(bucket, 0)
+        if rows.columns and n:
+            kept = np.flatnonzero(rows.keep(table.scan_bucket(bucket, snapshot_id, columns=rows.columns)))
+        lost = gone.get(bucket)
+        present = None if lost is None else np.delete(np.arange(n + len(lost)), lost)
+        splits.append(_Split.of(n, kept, present, 0 if lost is None else n + len(lost)))
+    return _View(table, snapshot_id, splits, cached_rows)
+
+
+class _View:
+    """The splits of one snapshot, and decoded rows of it. Safe for threads."""
+
+    def __init__(self, table: ExampleTable, snapshot_id: int | None, splits: list[_Split], cached_rows: int) -> None:
+        self.splits = splits
+        self._table, self._snapshot_id = table, snapshot_id
+        self._cached_rows, self._held_rows = cached_rows, 0
+        self._lock = threading.Lock()
+        self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
+
+    def examples(self, split: int, first_row: int, stop_row: int) -> tuple[ExampleBatch, Ints]:
+        """See ``Source.examples``."""
+        first, stop, rows = self.splits[split].there(first_row, stop_row)
+        parts, off = [], self.splits[split].chunk_off
+        start = int(np.searchsorted(off, first, side="right")) - 1
+        for chunk in range(start, int(np.searchsorted(off, stop))):
+            low, high = max(first, int(off[chunk])), min(stop, int(off[chunk + 1]))
             if low < high:
                 inside = np.arange(low - off[chunk], high - off[chunk])
                 parts.append(self._chunk(split, chunk).take(inside))
-        return ExampleBatch.concat(parts)
+        if not parts:
+            parts.append(self._table.read_bucket(split, self._snapshot_id, start=0, stop=0))
+        return ExampleBatch.concat(parts), rows
 
-    def rebuild(self, batch: RequestBatch, projection: Projection, verify: bool) -> Reconstruction:
-        return reconstruct(self._generation, batch, projection, verify=verify)
+    def succeeded(self) -> _View:
+        """The view in which readers of this one go on. Raises ObjectNotFound where there is none: a file is lost."""
+        found = None if self._snapshot_id is None else self._table.successor(self._snapshot_id)
+        if found is None:
+            raise ObjectNotFound(
+                f"files of snapshot {self._snapshot_id} of table {self._table.name!r} are gone, and no later one says "
+                "that it took its place; restore them, or begin a new run on the newest snapshot"
+            )
+        snapshot_id, gone = found
+        splits = [s.without(gone.get(bucket)) for bucket, s in enumerate(self.splits)]
+        return _View(self._table, snapshot_id, splits, self._cached_rows)
 
     def _chunk(self, split: int, chunk: int) -> ExampleBatch:
         with self._lock:
             if (split, chunk) not in self._chunks:
                 self._chunks[split, chunk] = _Chunk()
-                self._held_rows += self._splits[split].rows_of(chunk)
+                self._held_rows += self.splits[split].rows_of(chunk)
             held = self._chunks[split, chunk]
             self._chunks.move_to_end((split, chunk))
             while self._held_rows > self._cached_rows and len(self._chunks) > 1:
                 (old_split, old_chunk), _ = self._chunks.popitem(last=False)
-                self._held_rows -= self._splits[old_split].rows_of(old_chunk)
+                self._held_rows -= self.splits[old_split].rows_of(old_chunk)
         # One thread decodes; others that want the same chunk wait for it, not for other chunks.
         with held.lock:
             if held.examples is None:
-                start, stop, rows = self._splits[split].stored_rows(chunk)
+                start, stop, rows = self.splits[split].stored_rows(chunk)
                 held.examples = self._table.read_bucket(split, self._snapshot_id, start=start, stop=stop, rows=rows)
             return held.examples
 
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """The kept rows of a bucket. Chunk k is its k-th row group, of which rows ``[chunk_off[k], chunk_off[k + 1])`` of
-    the kept ones are left; ``kept`` are their stored numbers, ascending, or None for all ``n_stored``."""
+    """The kept rows of a bucket: ``n_rows`` when the reader began, of which those at ``present`` (None: all) are there
+    still. Chunk k is its k-th row group, of which rows ``[chunk_off[k], chunk_off[k + 1])`` of the kept ones are left;
+    ``kept`` are their stored numbers, ascending, or None for all ``n_stored``."""
 
     n_stored: int
-    kept: npt.NDArray[np.int64] | None
-    chunk_off: npt.NDArray[np.int64]
+    kept: Ints | None
+    chunk_off: Ints
+    n_rows: int
+    present: Ints | None
 
     @classmethod
-    def of(cls, n_stored: int, kept: npt.NDArray[np.int64] | None) -> _Split:
+    def of(cls, n_stored: int, kept: Ints | None, present: Ints | None, n_rows: int = 0) -> _Split:
         bounds = np.minimum(np.arange(-(-n_stored // ROW_GROUP_ROWS) + 1) * ROW_GROUP_ROWS, n_stored)
-        return cls(n_stored, kept, bounds if kept is None else np.searchsorted(kept, bounds))
+        off = bounds if kept is None else np.searchsorted(kept, bounds)
+        return cls(n_stored, kept, off, int(off[-1]) if present is None else n_rows, present)
+
+    def there(self, first_row: int, stop_row: int) -> tuple[int, int, Ints]:
+        """Of rows ``[first_row, stop_row)`` those that are there: their range among the kept ones, and which they are,
+        counted from ``first_row``."""
+        if self.present is None:
+            return first_row, stop_row, np.arange(stop_row - first_row)
+        first, stop = np.searchsorted(self.present, [first_row, stop_row]).tolist()
+        return first, stop, self.present[first:stop] - first_row
+
+    def without(self, gone: Ints | None) -> _Split:
+        """The same rows where those stored at ``gone`` (ascending) are no longer."""
+        if gone is None or not len(gone):
+            return self
+        kept = np.arange(self.n_stored) if self.kept is None else self.kept
+        stays = ~np.isin(kept, gone)
+        present = np.flatnonzero(stays) if self.present is None else self.present[stays]
+        left = kept[stays]
+        moved = None if self.kept is None else left - np.searchsorted(gone, left)
+        return _Split.of(self.n_stored - len(gone), moved, present, self.n_rows)
 
     def rows_of(self, chunk: int) -> int:
         """How many rows of a chunk are kept."""
         return int(self.chunk_off[chunk + 1] - self.chunk_off[chunk])
 
-    def stored_rows(self, chunk: int) -> tuple[int, int, npt.NDArray[np.int64] | None]:
+    def stored_rows(self, chunk: int) -> tuple[int, int, Ints | None]:
         """A chunk's first stored row, its last one + 1, and which of them are kept, counted from the first."""
         start = chunk * ROW_GROUP_ROWS
         stop = min(start + ROW_GROUP_ROWS, self.n_stored)
@@ -166,10 +269,11 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """A base batch and what it cost."""
+    """A base batch and what it cost; ``rows`` are those of the base that are there, ascending, one an example."""
 
     batch: Batch
     stats: ReadStats
+    rows: Ints
 
 
 class Worker:
@@ -188,20 +292,28 @@ class Worker:
         """The base batch of virtual index ``v``; safe to call from several threads.
 
         Raises:
+            Erased, Expired: what an example saw, or an example itself, is gone, and the policy is to fail.
             VersionMismatch, CorruptionError: as ``reconstruct``.
             ObjectNotFound, StoreError: the table or the archive is no longer there.
         """
-        base, stats = self._order.base(v), ReadStats()
+        base, stats, spec = self._order.base(v), ReadStats(), self._spec
         since = time.perf_counter()
-        examples = self._source.examples(base.split, base.first_row, base.stop_row)
+        examples, rows = self._source.examples(base.split, base.first_row, base.stop_row)
+        erased = base.stop_row - base.first_row - len(rows)
+        if erased and spec.on_missing == "fail":
+            raise Erased(
+                f"{erased} examples of rows {base.first_row} to {base.stop_row - 1} of split {base.split} were erased "
+                "since; pass on_missing='skip' or 'shorten' to go on without them"
+            )
         stats.clock("examples", since)
-        rebuilt = self._source.rebuild(examples.batch, self._spec.projection, self._spec.verify)
+        rebuilt = self._source.rebuild(examples.batch, spec.projection, spec.verify, spec.on_missing)
         stats.add(rebuilt.stats)
         since = time.perf_counter()
+        status = rebuilt.status[rebuilt.kept]
+        if len(rebuilt.kept) < len(examples):
+            examples, rows = examples.take(rebuilt.kept), rows[rebuilt.kept]
         request_ts = examples.batch.request_ts
-        histories, features = featurize(
-            self._spec.plan, rebuilt.histories, examples.context, examples.candidates, request_ts
-        )
+        histories, features = featurize(spec.plan, rebuilt.histories, examples.context, examples.candidates, request_ts)
         stats.clock("features", since)
         batch = Batch(
             examples.request_id,
@@ -214,8 +326,9 @@ class Worker:
             examples.model_version,
             examples.arm,
             examples.boundary,
+            status,
         )
-        return Produced(batch, stats)
+        return Produced(batch, stats, rows)
 
 
 def _check_plan(plan: FeaturePlan, projection: Projection, source: Source) -> None:

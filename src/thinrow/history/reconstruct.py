@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import InputError, VersionMismatch
+from thinrow.core.errors import InputError, ObjectNotFound, VersionMismatch
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import EPOCH_BITS
 from thinrow.core.users import distinct, plain
@@ -80,7 +80,12 @@ def reconstruct(
     check_policy(on_missing)
     stats = ReadStats()
     with metering(stats.io):
-        return _reconstruct(generation, batch, projection or Projection(), verify, stats, on_missing)
+        try:
+            return _reconstruct(generation, batch, projection or Projection(), verify, stats, on_missing)
+        except ObjectNotFound:
+            # An erasure in another process removes what was open here.
+            generation.require_live()
+            raise
 
 
 def _reconstruct(

@@ -63,9 +63,10 @@ class FakeSource:
         hour = Column((request_id % 24).astype(np.int8))
         names = text_column("model", n), text_column(f"arm {split}", n)
         context, candidates = {"hour": hour}, {"item": item, "price": price}
-        return ExampleBatch(request_id, batch, context, candidates, {"click": label}, *names, np.zeros(n, np.int64))
+        examples = ExampleBatch(request_id, batch, context, candidates, {"click": label}, *names, np.zeros(n, np.int64))
+        return examples, np.arange(n)
 
-    def rebuild(self, batch, projection, verify):
+    def rebuild(self, batch, projection, verify, on_missing):
         users, user_of = np.unique(batch.users, return_inverse=True)
         n = len(users)
         position = np.tile(np.arange(EVENTS), n)

@@ -126,6 +126,18 @@ class Generation:
         """Numbers of the bucket's segments, oldest first."""
         return self._by_bucket.get(bucket, [])
 
+    def newest(self) -> Generation:
+        """The newest generation of the same archive; all that requests saw in this one is there, less what was erased.
+
+        Raises as ``Archive.pin``.
+        """
+        return self._archive.pin()
+
+    def require_live(self) -> None:
+        """Raises Erased where this generation was revoked, by whatever process, because something in it was erased."""
+        self._archive.look_for_revocations()
+        self._archive.require_live(self.number)
+
     def segment(self, number: int) -> Segment:
         """The opened segment.
 
@@ -138,8 +150,7 @@ class Generation:
         try:
             return self._archive.open_segment(*self.segments[number])
         except ObjectNotFound:
-            self._archive.look_for_revocations()
-            self._archive.require_live(self.number)
+            self.require_live()
             raise
 
     def opened(self, numbers: npt.NDArray[np.int64]) -> SegmentSet:
