@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from thinrow.core.buffers import Buffers
 from thinrow.kernels import BACKENDS, kernel, use
-from thinrow.storage.codecs import EncodedStream, decode_bytes, encode_bytes, encode_fixed
+from thinrow.storage.blocks import Values, encode_fixed, encode_nullable
+from thinrow.storage.codecs import NO_CODE, EncodedStream, decode_bytes, encode_bytes
 
 Array = npt.NDArray[Any]
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -27,14 +28,21 @@ class Case:
     """Words of one column, cut into stripes and pieces."""
 
     def __init__(
-        self, words: Array, stripes: Array, restarts: Array, itemsize: int, dictionary: Array, codes: Array
+        self,
+        words: Array,
+        stripes: Array,
+        restarts: Array,
+        itemsize: int,
+        dictionary: Array,
+        codes: Array,
+        float_bits: int = 0,
     ) -> None:
         self.words, self.stripes, self.restarts, self.itemsize = words, stripes, restarts, itemsize
-        self.dictionary, self.codes = dictionary, codes
+        self.dictionary = dictionary
+        self.values = Values(words, stripes, restarts, itemsize, float_bits, codes, len(dictionary))
 
     def encode(self) -> EncodedStream:
-        codes = (self.codes, len(self.dictionary)) if len(self.dictionary) else None
-        return encode_fixed(self.words, self.stripes, self.restarts, self.itemsize, codes)
+        return encode_fixed(self.values)
 
     @property
     def expected(self) -> Array:
@@ -59,19 +67,36 @@ def make_case(kind: str, seed: int, n: int, stripe_rows: int, itemsize: int, pie
         values = (np.cumsum(rng.integers(0, 2, n) * 3) + 5) % min(top, 1 << 62)
     elif kind == "few":
         values = rng.choice(rng.integers(-top, top, 5), n)
-    elif kind == "dictionary":
+    elif kind in ("dictionary", "mixed"):
         table = np.unique(rng.integers(-top, top, 300))
         rng.shuffle(table)
-        codes = rng.integers(0, len(table), n).astype(np.uint32)
+        codes = np.minimum(rng.integers(0, len(table), n), rng.geometric(0.02, n) % len(table)).astype(np.uint32)
         values, dictionary = table[codes], table.view(np.uint64)
+        if kind == "mixed":
+            held = len(table) // 2
+            dictionary, codes = dictionary[:held], np.where(codes < held, codes, NO_CODE).astype(np.uint32)
+    elif kind == "runs":
+        values = np.repeat(rng.integers(-top, top, n), rng.integers(1, 90, n))[:n]
+    elif kind == "sparse":
+        values = np.where(rng.random(n) < 0.85, rng.integers(-top, top), rng.integers(-top, top, n))
+    elif kind in ("decimal", "floats") and itemsize >= 4:
+        floats = np.round(rng.normal(0, 50, n), rng.integers(0, 4))
+        if kind == "floats":
+            floats = np.where(rng.random(n) < 0.2, rng.choice([np.nan, -0.0, np.inf, 1e300, 0.1 + 0.2], n), floats)
+        with np.errstate(over="ignore"):
+            values = floats.astype(f"f{itemsize}").view(f"u{itemsize}").astype(np.uint64).view(np.int64)
     else:
         values = rng.integers(-top, top, n)
     stripes = np.unique(np.append(np.arange(0, n, stripe_rows), n))
     restarts = np.unique(np.concatenate([stripes[:-1], np.arange(0, n, piece_rows)]))
-    return Case(values.astype(np.int64).view(np.uint64), stripes, restarts, itemsize, dictionary, codes)
+    float_bits = 8 * itemsize if kind in ("decimal", "floats") and itemsize >= 4 else 0
+    return Case(values.astype(np.int64).view(np.uint64), stripes, restarts, itemsize, dictionary, codes, float_bits)
 
 
-KINDS = ("zero", "constant", "scaled", "narrow", "ascending", "steps", "few", "dictionary", "random")
+KINDS = (
+    *("zero", "constant", "scaled", "narrow", "ascending", "steps", "few", "dictionary", "random"),
+    *("mixed", "runs", "sparse", "decimal", "floats"),
+)
 cases = st.builds(
     make_case,
     st.sampled_from(KINDS),
@@ -150,11 +175,49 @@ def test_backends_write_the_same_bytes(case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "codec"),
-    [("zero", 0), ("constant", 1), ("scaled", 2), ("steps", 3), ("dictionary", 4), ("few", 5), ("random", 6)],
+    [
+        *(("zero", 0), ("constant", 1), ("scaled", 2), ("steps", 3), ("dictionary", 4), ("few", 5), ("random", 6)),
+        *(("runs", 8), ("sparse", 9), ("decimal", 11), ("mixed", 12)),
+    ],
 )
 def test_each_codec_is_chosen_for_its_data(kind: str, codec: int) -> None:
     case = make_case(kind, 5, 2048, 512, 8, 10_000)
     assert case.encode().codec.tolist() == [codec] * 4
+
+
+@QUICK
+@given(cases, st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.6, 0.95, 1.0]))
+def test_nulls_and_values_come_back(case: Case, seed: int, share: float) -> None:
+    """Where absent rows tell the nulls, the block of the values is read for both."""
+    null = np.random.default_rng(seed).random(len(case.words)) < share
+    words = np.where(null, np.uint64(0), case.words)
+    if len(case.dictionary):
+        return
+    values = Values(words, case.stripes, case.restarts, case.itemsize, case.values.float_bits)
+    for name in BACKENDS:
+        with use(name):
+            nulls, held = encode_nullable(values, null)
+            absent = nulls.codec == 10
+            assert (held.codec[absent] == 9).all()
+            assert (np.diff(nulls.offsets)[absent] == 0).all()
+            got = whole(case, held)
+            np.testing.assert_array_equal(got, words.astype(f"u{case.itemsize}").view(got.dtype))
+            flags = np.empty(len(words), np.int8)
+            rows = np.diff(case.stripes)
+            for stream, which, codec in ((nulls, ~absent, nulls.codec), (held, absent, np.full_like(nulls.codec, 10))):
+                part = [a[which] for a in (stream.offsets[:-1], np.diff(stream.offsets), codec, stream.width, rows)]
+                zero = np.zeros(len(part[0]), np.int64)
+                place = case.stripes[:-1][which]
+                assert (
+                    kernel("decode_fixed")(
+                        Buffers([stream.payload]), zero, *part, zero, part[-1], place, NO_DICTIONARY, zero, zero, flags
+                    )
+                    == -1
+                )
+            np.testing.assert_array_equal(flags, null)
+            separate = encode_fixed(Values(null.astype(np.uint64), case.stripes, case.restarts, 1))
+            apart = np.diff(encode_fixed(values).offsets) + np.diff(separate.offsets)
+            assert (np.diff(nulls.offsets) + np.diff(held.offsets) <= apart).all()
 
 
 @given(st.integers(0, 64), st.integers(1, 150), st.booleans(), st.integers(0, 2**32))
@@ -208,7 +271,7 @@ def test_damage_stays_in_bounds(case: Case, seed: int, spoil_header: bool) -> No
     codec, width = int(stream.codec[s]), int(stream.width[s])
     rows = int(case.stripes[s + 1] - case.stripes[s])
     if spoil_header:
-        codec, width, rows = int(rng.integers(9)), int(rng.integers(256)), int(rng.integers(1, 1200))
+        codec, width, rows = int(rng.integers(14)), int(rng.integers(256)), int(rng.integers(1, 1200))
     a = int(rng.integers(rows))
     b = int(rng.integers(a, rows + 1))
     results = []
@@ -285,7 +348,7 @@ rng = np.random.default_rng(0)
 decode, one = kernel("decode_fixed"), lambda v, dtype=np.int64: np.array([v], dtype)
 accepted = 0
 for trial in range(20_000):
-    codec, width, lanes = int(rng.integers(8)), int(rng.integers(66)), int(rng.integers(2))
+    codec, width, lanes = int(rng.integers(13)), int(rng.integers(66)), int(rng.integers(2))
     length = int(rng.integers(1, 100)) * 8
     rows = int(rng.integers(1, max(2, length * 8 // max(width, 1))))
     words = middle[-length:].view(np.uint64)

@@ -1,6 +1,7 @@
 """Streams of column values as stripe blocks, and group regions of several streams (docs/format/archive-v2.md, 3 and 4).
 
-Worked example: rows ``[7, 7, 7 | 9, 8]`` in two stripes. ``encode_fixed`` gives a constant block of 8 bytes (7) and for
+Worked example: rows ``[7, 7, 7 | 9, 8]`` in two stripes. ``storage/blocks.py``
+gives a constant block of 8 bytes (7) and for
 the second stripe, of 1-byte items, a raw block of 8 bytes; ``interleave`` of this one stream puts before each block a
 header of 12 bytes padded to 16: two chunks of 24 bytes.
 
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +32,21 @@ ENTRY_DTYPE = np.dtype(
 )
 
 #: Codecs by id (format section 4); ids above are reserved.
-CODEC_NAMES = ("zero", "constant", "bit-packing", "delta", "dictionary", "local dictionary", "raw", "zstd bytes")
-#: Codec whose blocks hold codes into the column's segment dictionary.
-DICTIONARY = CODEC_NAMES.index("dictionary")
-#: Codec of string and binary streams without a segment dictionary.
+CODEC_NAMES = (
+    *("zero", "constant", "bit-packing", "delta", "dictionary", "local dictionary", "raw", "zstd bytes"),
+    *("run length", "sparse", "absent rows", "decimal", "mixed dictionary"),
+)
+#: Codecs whose blocks hold codes into the column's segment dictionary, directly or in the block within.
+DICTIONARY, MIXED = CODEC_NAMES.index("dictionary"), CODEC_NAMES.index("mixed dictionary")
+#: Codec of string and binary values that are no codes.
 ZSTD_BYTES = CODEC_NAMES.index("zstd bytes")
+#: Codecs with a plain block within, and that of nulls which the next stream's block of codec ``SPARSE`` tells.
+RUNS, SPARSE, ABSENT = (CODEC_NAMES.index(n) for n in ("run length", "sparse", "absent rows"))
 LAST_CODEC = len(CODEC_NAMES) - 1
+#: Flag of a width: packed values lie in lanes, as those of blocks of so many values or more do.
+LANES, LANES_FROM = 0x80, 64
+#: Code of a word that the segment dictionary lacks.
+NO_CODE = 0xFFFFFFFF
 ZSTD_LEVEL = 3
 _MAX_BLOCK = (1 << 32) - 8
 
@@ -66,6 +75,7 @@ class EncodedStream:
         payload: uint8, the blocks one after another, each a multiple of 8 bytes.
         offsets: (S + 1,) int64 bytes of each block in ``payload``.
         crc: (S,) uint32 CRC of each block.
+        coded: whether any block holds codes into the column's segment dictionary.
     """
 
     codec: U8
@@ -73,52 +83,12 @@ class EncodedStream:
     payload: U8
     offsets: I64
     crc: U32
+    coded: bool = False
 
 
 def header_bytes(n_streams: int) -> int:
     """Bytes of the header of a chunk of ``n_streams`` blocks."""
     return (n_streams * ENTRY_DTYPE.itemsize + 7) // 8 * 8
-
-
-def encode_fixed(
-    words: U64,
-    stripe_offsets: I64,
-    restarts: I64,
-    itemsize: int,
-    dictionary_codes: tuple[npt.NDArray[Any], int] | None = None,
-) -> EncodedStream:
-    """Fixed-width values in the smallest block that codecs 0 to 6 give each stripe.
-
-    Args:
-        words: (R,) uint64: integers sign-extended, floats by their bits.
-        stripe_offsets: (S + 1,) int64 rows of each stripe.
-        restarts: (P,) int64 ascending rows where a piece begins; the first row of every stripe must be one.
-        itemsize: bytes of a raw value (1, 2, 4 or 8).
-        dictionary_codes: codes (R,) into the column's segment dictionary and the number of words in that dictionary.
-
-    Raises:
-        InputError: a stripe does not begin with a restart, or a code is not in the dictionary.
-    """
-    words = np.ascontiguousarray(words, np.uint64)
-    stripe_offsets = np.ascontiguousarray(stripe_offsets, np.int64)
-    restarts = np.ascontiguousarray(restarts, np.int64)
-    firsts = stripe_offsets[:-1][np.diff(stripe_offsets) > 0]
-    found = np.searchsorted(restarts, firsts)
-    if len(firsts) and (found[-1] >= len(restarts) or not np.array_equal(restarts[found], firsts)):
-        raise InputError("a stripe begins with a row that is no restart; add the first row of every stripe to restarts")
-    codes = np.empty(0, np.uint32)
-    if dictionary_codes is not None:
-        codes = np.ascontiguousarray(dictionary_codes[0], np.uint32)
-        if len(codes) and int(codes.max()) >= dictionary_codes[1]:
-            raise InputError(
-                f"dictionary code {codes.max()} of a dictionary of {dictionary_codes[1]}; codes must be less"
-            )
-    arguments = (words, stripe_offsets, restarts, itemsize, codes)
-    codec, width, size, base, scale = kernel("plan_blocks")(*arguments, dictionary_codes is not None)
-    offsets = offsets_of(size)
-    payload = np.zeros(int(offsets[-1]), np.uint8)
-    kernel("write_blocks")(*arguments, codec, width, base, scale, offsets, payload)
-    return EncodedStream(codec, width, payload, offsets, kernel("crc32c_many")(payload, offsets[:-1], size))
 
 
 def encode_bytes(values: tuple[I64, U8], stripe_offsets: I64) -> EncodedStream:

@@ -11,6 +11,7 @@ import pytest
 from thinrow.core.buffers import Buffers
 from thinrow.core.errors import InputError
 from thinrow.kernels import BACKENDS, kernel, use
+from thinrow.storage.blocks import Values, encode_fixed
 from thinrow.storage.codecs import (
     ENTRY_DTYPE,
     BadBlock,
@@ -19,7 +20,6 @@ from thinrow.storage.codecs import (
     check_crcs,
     decode_bytes,
     encode_bytes,
-    encode_fixed,
     header_bytes,
     interleave,
     parse_headers,
@@ -33,7 +33,7 @@ def words(*values: int) -> Array:
 
 
 def one_stripe(values: Array, itemsize: int, restarts: tuple[int, ...] = (0,)) -> EncodedStream:
-    return encode_fixed(values, np.array([0, len(values)]), np.array(restarts), itemsize)
+    return encode_fixed(Values(values, np.array([0, len(values)]), np.array(restarts), itemsize))
 
 
 def u64(*values: int) -> bytes:
@@ -63,7 +63,7 @@ def test_each_block_is_what_the_document_says() -> None:
 def test_segment_dictionary_codes() -> None:
     table = np.random.default_rng(0).integers(0, 2**63, 900)
     codes = np.arange(900) % 900
-    stream = encode_fixed(table[codes].view(np.uint64), np.array([0, 900]), np.array([0]), 8, (codes, 900))
+    stream = encode_fixed(Values(table[codes].view(np.uint64), np.array([0, 900]), np.array([0]), 8, 0, codes, 900))
     assert (stream.codec[0], stream.width[0]) == (4, 0x80 | 10)
     lanes = [sum(int(c) << (10 * i) for i, c in enumerate(codes[k::8])).to_bytes(8 * 18, "little") for k in range(8)]
     assert stream.payload.tobytes() == np.stack([np.frombuffer(lane, "<u8") for lane in lanes], axis=1).tobytes()
@@ -71,17 +71,17 @@ def test_segment_dictionary_codes() -> None:
 
 def test_input_is_checked() -> None:
     with pytest.raises(InputError, match="first row of every stripe"):
-        encode_fixed(words(1, 2), np.array([0, 1, 2]), np.array([0]), 8)
+        encode_fixed(Values(words(1, 2), np.array([0, 1, 2]), np.array([0]), 8))
     with pytest.raises(InputError, match="first row of every stripe"):
-        encode_fixed(words(1, 2), np.array([0, 2]), np.empty(0, np.int64), 8)
+        encode_fixed(Values(words(1, 2), np.array([0, 2]), np.empty(0, np.int64), 8))
     with pytest.raises(InputError, match="code 5 of a dictionary of 5"):
-        encode_fixed(words(1, 2), np.array([0, 2]), np.array([0]), 8, (np.array([1, 5]), 5))
+        encode_fixed(Values(words(1, 2), np.array([0, 2]), np.array([0]), 8, 0, np.array([1, 5], np.uint32), 5))
 
 
 def test_no_rows_and_empty_stripes() -> None:
-    none = encode_fixed(words(), np.array([0]), np.empty(0, np.int64), 8)
+    none = encode_fixed(Values(words(), np.array([0]), np.empty(0, np.int64), 8))
     assert (len(none.codec), len(none.payload), none.offsets.tolist()) == (0, 0, [0])
-    holes = encode_fixed(words(5, 6), np.array([0, 0, 2, 2]), np.array([0]), 1)
+    holes = encode_fixed(Values(words(5, 6), np.array([0, 0, 2, 2]), np.array([0]), 1))
     assert holes.codec.tolist() == [0, 6, 0]
     nothing = encode_bytes((np.zeros(1, np.int64), np.empty(0, np.uint8)), np.array([0]))
     assert len(nothing.codec) == 0
@@ -91,7 +91,7 @@ def region() -> tuple[Array, Array, Array, list[EncodedStream]]:
     rng = np.random.default_rng(3)
     stripes = np.array([0, 40, 41, 100])
     values = [rng.integers(0, 9, 100), rng.integers(0, 2**40, 100), np.zeros(100, np.int64)]
-    streams = [encode_fixed(v.view(np.uint64), stripes, stripes[:-1], 8) for v in values]
+    streams = [encode_fixed(Values(v.view(np.uint64), stripes, stripes[:-1], 8)) for v in values]
     texts = [bytes([65 + i % 26]) * (i % 5) for i in range(100)]
     offsets = np.cumsum([0, *map(len, texts)])
     streams.append(encode_bytes((offsets, np.frombuffer(b"".join(texts), np.uint8)), stripes))
@@ -123,7 +123,7 @@ def test_a_region_holds_header_and_blocks_of_each_stripe() -> None:
 
 def test_the_docstring_of_codecs() -> None:
     stripes = np.array([0, 3, 5])
-    stream = encode_fixed(words(7, 7, 7, 9, 8), stripes, stripes[:-1], 1)
+    stream = encode_fixed(Values(words(7, 7, 7, 9, 8), stripes, stripes[:-1], 1))
     assert (stream.codec.tolist(), stream.offsets.tolist()) == ([1, 6], [0, 8, 16])
     assert interleave([stream])[1].tolist() == [0, 24, 48]
 
@@ -141,7 +141,7 @@ def test_chunks_may_lie_anywhere_in_the_buffer() -> None:
 
 def test_chunks_of_several_buffers_and_widths() -> None:
     data, chunks, header_crc, _ = region()
-    one = encode_fixed(words(5, 6, 7), np.array([0, 3]), np.array([0]), 8)
+    one = encode_fixed(Values(words(5, 6, 7), np.array([0, 3]), np.array([0]), 8))
     other, _, other_crc = interleave([one])
     for name in BACKENDS:
         with use(name):
@@ -181,7 +181,7 @@ def seal(data: Array, chunks: Array, header_crc: Array, n_streams: int) -> None:
 @pytest.mark.parametrize(
     ("stream", "field", "value", "what"),
     [
-        (0, "codec", 8, "unknown codec 8"),
+        (0, "codec", 13, "unknown codec 13"),
         (2, "codec", 200, "unknown codec 200"),
         (0, "length", 16, "add up"),
         (1, "length", 0xFFFFFFF8, "add up"),

@@ -8,7 +8,7 @@ are ``[0, 1]`` and ``[1, 2]``: an entry gets the next code when it first appears
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ from thinrow.jagged import Column, Events
 from thinrow.jagged.column import ARROW_TYPES
 from thinrow.kernels import kernel
 from thinrow.schema.event_schema import MAX_ELEMENTS
-from thinrow.storage.codecs import DICTIONARY, EncodedStream, encode_bytes, encode_fixed
+from thinrow.storage.blocks import Values, encode_fixed, encode_nullable
+from thinrow.storage.codecs import EncodedStream, encode_bytes
 
 #: A fixed-width column has a segment dictionary where its distinct values are at most this many.
 _MAX_WORDS = 4_096
@@ -84,12 +85,14 @@ class EncodedColumn:
         entries: entries of the dictionary, 0 where there is none.
         digest: content digest (format section 8), modulo 2^64.
         codec_counts: codec -> stripes whose values it holds.
+        codec_bytes: codec -> bytes of their blocks.
     """
 
     dictionary: bytes | None
     entries: int
     digest: int
     codec_counts: dict[int, int]
+    codec_bytes: dict[int, int]
 
 
 class ColumnEncoder:
@@ -99,6 +102,7 @@ class ColumnEncoder:
         self.spec = spec
         self._digest = 0
         self._counts: Counter[int] = Counter()
+        self._bytes: Counter[int] = Counter()
         self._rows = 0
         self._coding = spec.is_bytes or spec.id > 0
         self._used = False
@@ -123,9 +127,7 @@ class ColumnEncoder:
         self._digest += content_digest(self.spec, column, mix)
         self._rows += len(column.values)
         null = _null_of(self.spec, column)
-        streams = []
-        if self.spec.nullable:
-            streams.append(encode_fixed(null.astype(np.uint64), cut.stripe_off, cut.piece_off[:-1], 1, None))
+        streams: list[EncodedStream] = []
         if column.offsets is not None:
             lengths = np.diff(column.offsets)
             if int(lengths.max(initial=0)) > MAX_ELEMENTS:
@@ -133,32 +135,40 @@ class ColumnEncoder:
                     f"column {self.spec.name!r} holds a list of {lengths.max()} elements; at most {MAX_ELEMENTS} are "
                     "allowed: keep the ones that count"
                 )
-            streams.append(encode_fixed(lengths.astype(np.uint64), cut.stripe_off, cut.piece_off[:-1], 4, None))
+            streams += self._encode(Values(lengths.astype(np.uint64), cut.stripe_off, cut.piece_off[:-1], 4), null)
+        elif column.size and self.spec.nullable:
+            streams.append(encode_fixed(Values(null.astype(np.uint64), cut.stripe_off, cut.piece_off[:-1], 1)))
         places = _Places.of(column, cut)
         flat = column if column.offsets is None and not column.size else column.elements()
         # The elements of a null are none, or zeros already.
         null = null if flat is column else null[:0]
-        values = self._add_strings(flat, null, places) if self.spec.is_bytes else self._add_words(flat, null, places)
-        codecs, stripes = np.unique(values.codec, return_counts=True)
-        self._counts.update(dict(zip(codecs.tolist(), stripes.tolist(), strict=True)))
-        return [*streams, values]
+        streams += self._add_strings(flat, null, places) if self.spec.is_bytes else self._add_words(flat, null, places)
+        codecs, place = np.unique(streams[-1].codec, return_inverse=True)
+        sizes = np.bincount(place, np.diff(streams[-1].offsets), len(codecs)).astype(np.int64)
+        self._counts.update(dict(zip(codecs.tolist(), np.bincount(place).tolist(), strict=True)))
+        self._bytes.update(dict(zip(codecs.tolist(), sizes.tolist(), strict=True)))
+        return streams
+
+    def _encode(self, values: Values, null: npt.NDArray[np.bool_]) -> list[EncodedStream]:
+        """Nulls, where there can be some, and values."""
+        return list(encode_nullable(values, null)) if len(null) else [encode_fixed(values)]
 
     def finish(self) -> EncodedColumn:
         """Dictionary, digest and counts of all that was added."""
-        counts = dict(sorted(self._counts.items()))
+        counts = dict(sorted(self._counts.items())), dict(sorted(self._bytes.items()))
         digest = self._digest % (1 << 64)
         if not self._used:
-            return EncodedColumn(None, 0, digest, counts)
+            return EncodedColumn(None, 0, digest, *counts)
         if not self.spec.is_bytes:
-            return EncodedColumn(self._words.astype("<u8").tobytes(), len(self._words), digest, counts)
+            return EncodedColumn(self._words.astype("<u8").tobytes(), len(self._words), digest, *counts)
         entries = self._entries()
         if not len(entries):
             # Every row is null; a code needs an entry to refer to.
             entries = pa.array([_blank(self.spec)])
         offsets, data = bytes_of(entries)
-        return EncodedColumn(offsets.astype("<u8").tobytes() + data.tobytes(), len(entries), digest, counts)
+        return EncodedColumn(offsets.astype("<u8").tobytes() + data.tobytes(), len(entries), digest, *counts)
 
-    def _add_words(self, column: Column, null: npt.NDArray[np.bool_], at: _Places) -> EncodedStream:
+    def _add_words(self, column: Column, null: npt.NDArray[np.bool_], at: _Places) -> list[EncodedStream]:
         words = as_words(column.values)
         if len(null):
             words = np.where(null, np.uint64(0), words)
@@ -171,12 +181,19 @@ class ColumnEncoder:
                 self._words = distinct
             if len(distinct) > 1:
                 codes = inverse, len(distinct)
-        itemsize = np.dtype(self.spec.dtype).itemsize
-        encoded = encode_fixed(words, at.stripe_off, at.restarts, itemsize, codes)
-        self._used = self._used or bool((encoded.codec == DICTIONARY).any())
-        return encoded
+        values = self._values(words, at)
+        if codes is not None:
+            values = replace(values, codes=codes[0], n_words=codes[1])
+        streams = self._encode(values, null)
+        self._used = self._used or streams[-1].coded
+        return streams
 
-    def _add_strings(self, column: Column, null: npt.NDArray[np.bool_], at: _Places) -> EncodedStream:
+    def _values(self, words: npt.NDArray[np.uint64], at: _Places) -> Values:
+        kind = np.dtype(self.spec.dtype)
+        bits = 8 * kind.itemsize if kind.kind == "f" else 0
+        return Values(words, at.stripe_off, at.restarts, kind.itemsize, bits)
+
+    def _add_strings(self, column: Column, null: npt.NDArray[np.bool_], at: _Places) -> list[EncodedStream]:
         assert column.dictionary is not None
         shown = column.values[~null] if len(null) else column.values
         used = np.flatnonzero(np.bincount(shown, minlength=len(column.dictionary)))
@@ -190,13 +207,16 @@ class ColumnEncoder:
                 coded = place[column.values]
                 if len(null):
                     coded[null] = 0  # nulls take an entry that others use, so that they cost no entry
-                return encode_fixed(coded, at.stripe_off, at.restarts, 4, None)
+                return self._encode(Values(coded, at.stripe_off, at.restarts, 4), null)
             self._coding = False
         blank = _blank(self.spec)
         per_row = column.dictionary.take(pa.array(column.values)) if len(used) else pa.repeat(blank, len(column))
         if len(null):
             per_row = pc.if_else(pa.array(null), blank, per_row)
-        return encode_bytes(bytes_of(per_row), at.stripe_off)
+        values = encode_bytes(bytes_of(per_row), at.stripe_off)
+        if not len(null):
+            return [values]
+        return [encode_fixed(Values(null.astype(np.uint64), at.stripe_off, at.restarts, 1)), values]
 
     def _codes_of(self, entries: pa.Array) -> npt.NDArray[np.int64] | None:
         """Codes of distinct ``entries``, new ones added; None where they would be too many for a dictionary."""

@@ -30,7 +30,7 @@ from thinrow.jagged import Column
 from thinrow.jagged.column import unite_dictionaries
 from thinrow.kernels import kernel
 from thinrow.schema.event_schema import KEYS_GROUP, MAX_ELEMENTS
-from thinrow.storage.codecs import ZSTD_BYTES, BadBlock, Headers, decode_bytes, parse_headers
+from thinrow.storage.codecs import ABSENT, SPARSE, ZSTD_BYTES, BadBlock, Headers, decode_bytes, parse_headers
 from thinrow.storage.meter import Meter
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class RowReader:
         if missing.any():
             null[:] = np.repeat(missing, self.n_rows)
         for part in parts:
-            self._decode(part.group, self._runs_of(part.nulls), part.nulls, spec, null, None, self._rows)
+            self._decode(part.group, self._runs_of(part.nulls), part.nulls, spec, null, None, self._rows, True)
         return null == 0 if null.any() else None
 
     def _runs_of(self, stream: Ints) -> Ints:
@@ -359,8 +359,9 @@ class RowReader:
         out: npt.NDArray[Any],
         lookup: ColumnDictionary | None,
         at: _Places,
+        nulls: bool = False,
     ) -> None:
-        """Decode the runs' blocks of one stream (by position in the set) into ``out``."""
+        """Decode the runs' blocks of one stream (by position in the set), values or ``nulls``, into ``out``."""
         if not len(runs):
             return
         chunks = self._fetch(group)
@@ -377,6 +378,8 @@ class RowReader:
         else:
             k_of = stream[chunks.position], np.arange(len(chunks.position))
             blocks = tuple(a[k_of] for a in (headers.block, headers.length, headers.codec, headers.width))
+        if (blocks[2] == ABSENT).any():
+            blocks = self._absent(group, runs, stream, spec, nulls)
         words, dict_off, dict_n = _NO_WORDS, _NO_CODES, _NO_CODES
         if lookup is not None and len(lookup.words):
             seg = self.segments.numbers[chunks.position]
@@ -389,6 +392,22 @@ class RowReader:
         if bad >= 0:
             raise self._corrupt(int(runs[bad]), spec.name, "the block does not decode", group)
         self.stats.clock("decode", since)
+
+    def _absent(
+        self, group: str, runs: Ints, stream: Ints, spec: StoredColumn, nulls: bool
+    ) -> tuple[npt.NDArray[Any], ...]:
+        """Blocks of a stream of nulls, some of which the block of the stream after it tells."""
+        chunks = self._fetch(group)
+        headers, k, each = chunks.headers, stream[chunks.position], np.arange(len(chunks.position))
+        absent = (headers.codec[k, each] == ABSENT) & (k >= 0)
+        after = np.minimum(k + absent, len(headers.codec) - 1)
+        wrong = np.flatnonzero(absent & ((headers.codec[after, each] != SPARSE) | (not nulls)))
+        if len(wrong):
+            run = runs[np.flatnonzero(np.isin(chunks.of_run[runs], wrong))[0]]
+            raise self._corrupt(int(run), spec.name, "nulls without a block that tells them", group)
+        self._check(chunks, runs, np.where(stream >= 0, stream + 1, stream), spec)
+        codec = np.where(absent, ABSENT, headers.codec[k, each]).astype(np.uint8)
+        return headers.block[after, each], headers.length[after, each], codec, headers.width[k, each]
 
     def _fetch(self, group: str) -> _Chunks:
         if group not in self._chunks:

@@ -182,6 +182,7 @@ class SegmentWriter:
                     "dtype": spec.dtype,
                     "nullable": spec.nullable,
                     "codec_counts": {str(codec): n for codec, n in column.codec_counts.items()},
+                    "codec_bytes": {str(codec): n for codec, n in column.codec_bytes.items()},
                     "dictionary": place,
                 }
             )

@@ -1,4 +1,4 @@
-"""Decoding of fixed-width blocks (codecs 0 to 6 of docs/format/archive-v2.md), many runs in one call.
+"""Decoding of fixed-width blocks (codecs 0 to 6 and 8 to 12 of docs/format/archive-v2.md), many runs in one call.
 
 Worked example: block ``base 100, scale 5, width 2, q = [0, 3, 1]`` holds 100, 115, 105; the run that asks for its rows
 [1, 3) gets 115, 105. Blocks are read where they lie, in mapped files or buffers. Values that lie in lanes are unpacked
@@ -15,18 +15,22 @@ import numpy.typing as npt
 from numba.np.numpy_support import carray
 
 from thinrow.core.buffers import Buffers
-from thinrow.kernels.numba.intrinsics import load64, pointer, store8, store16, store32, store64
+from thinrow.kernels.numba.intrinsics import pointer
 from thinrow.kernels.numba.jit import njit
+from thinrow.kernels.numba.nested import ABSENT, DECIMAL, MIXED, RUNS, open_nested, spread
+from thinrow.kernels.numba.unpack import LANES, add_lanes, packed_bytes, store, unpack
 
 Array = npt.NDArray[Any]
 
 CHUNK = 512
 MAX_ROWS = 1 << 31
 ZERO, CONSTANT, PACKED, DELTA, DICTIONARY, LOCAL, RAW = 0, 1, 2, 3, 4, 5, 6
-#: Widest value that one unaligned 8-byte load always holds: 57 bits and a shift of up to 7.
-MAX_ONE_LOAD = 57
-#: Flag of a block's width: its packed values lie in lanes.
-LANES = 0x80
+#: Most words that stand in a block of codec 12.
+MAX_LOCAL = 4096
+#: The float64 of these bits plus a number below 2^51 is the float64 of these bits plus that integer: so integers
+#: become floats in vector registers that cannot convert them.
+_MAGIC_BITS, _MAGIC = np.uint64(0x4338000000000000), 6755399441055744.0
+_POWERS = np.array([10.0**e for e in range(23)])
 
 
 @njit
@@ -34,101 +38,6 @@ def _copy(src: Array, dst: Array) -> None:
     """``dst[:] = src[:len(dst)]``; a loop, because slice assignment in numba first copies what might overlap."""
     for i in range(len(dst)):
         dst[i] = src[i]
-
-
-@njit
-def _packed_bytes(n: int, width: int, lanes: bool) -> int:
-    if lanes:
-        return ((n + 7) // 8 * width + 63) // 64 * 64
-    return ((n * width + 63) // 64 + 1) * 8
-
-
-@njit
-def _add_lanes(
-    words: Array, packed: int, width: int, base: Any, group: int, last: int, out: Array, at: int, itemsize: int
-) -> None:
-    """``base`` + packed value of the groups of eight [group, last), as items from byte ``at`` of ``out`` (uint8) on.
-
-    ``packed`` is the word where the lanes begin; width is 1 or more.
-    """
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
-    end = len(words) - 8
-    bit = group * width
-    step = 8 * itemsize
-    if itemsize == 8:
-        for _ in range(group, last):
-            row = packed + (bit >> 6) * 8
-            store64(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, out, at)
-            bit, at = bit + width, at + step
-    elif itemsize == 4:
-        for _ in range(group, last):
-            row = packed + (bit >> 6) * 8
-            store32(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, out, at)
-            bit, at = bit + width, at + step
-    elif itemsize == 2:
-        for _ in range(group, last):
-            row = packed + (bit >> 6) * 8
-            store16(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, out, at)
-            bit, at = bit + width, at + step
-    else:
-        for _ in range(group, last):
-            row = packed + (bit >> 6) * 8
-            store8(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, out, at)
-            bit, at = bit + width, at + step
-
-
-@njit
-def _unpack(buffer: Array, words: Array, packed: int, width: int, lanes: bool, first: int, n: int, out: Array) -> Array:
-    """Packed values ``[first, first + n)``, which begin at word ``packed`` of the block, as (n,) uint64 within ``out``.
-
-    ``buffer`` and ``words`` are the block; ``out`` has room for 8 values more than n.
-    """
-    if lanes and width > 0:
-        _add_lanes(words, packed, width, np.uint64(0), first >> 3, (first + n + 7) >> 3, out.view(np.uint8), 0, 8)
-        return out[first & 7 : (first & 7) + n]
-    _unpack_string(buffer, words, packed, width, first, n, out)
-    return out[:n]
-
-
-@njit
-def _unpack_string(buffer: Array, words: Array, packed: int, width: int, first: int, n: int, out: Array) -> None:
-    """As ``_unpack``, of values one after another in a bit string."""
-    if width == 0:
-        out[:n] = 0
-        return
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
-    bit = first * width
-    if width > MAX_ONE_LOAD:
-        for i in range(n):
-            at = packed + (bit >> 6)
-            shift = np.uint64(bit & 63)
-            # Two shifts, because a shift by 64 is undefined.
-            high = (words[at + 1] << np.uint64(1)) << (np.uint64(63) - shift)
-            out[i] = ((words[at] >> shift) | high) & mask
-            bit += width
-        return
-    at = packed * 8 + (bit >> 3)
-    b0 = bit & 7
-    whole = n - n % 8
-    # Eight values take `width` bytes, so their byte offsets and shifts repeat: they leave the loop.
-    b1, b2, b3, b4 = b0 + width, b0 + 2 * width, b0 + 3 * width, b0 + 4 * width
-    b5, b6, b7 = b0 + 5 * width, b0 + 6 * width, b0 + 7 * width
-    o1, o2, o3, o4, o5, o6, o7 = b1 >> 3, b2 >> 3, b3 >> 3, b4 >> 3, b5 >> 3, b6 >> 3, b7 >> 3
-    s0, s1, s2, s3 = np.uint64(b0), np.uint64(b1 & 7), np.uint64(b2 & 7), np.uint64(b3 & 7)
-    s4, s5, s6, s7 = np.uint64(b4 & 7), np.uint64(b5 & 7), np.uint64(b6 & 7), np.uint64(b7 & 7)
-    for i in range(0, whole, 8):
-        out[i] = (load64(buffer, at) >> s0) & mask
-        out[i + 1] = (load64(buffer, at + o1) >> s1) & mask
-        out[i + 2] = (load64(buffer, at + o2) >> s2) & mask
-        out[i + 3] = (load64(buffer, at + o3) >> s3) & mask
-        out[i + 4] = (load64(buffer, at + o4) >> s4) & mask
-        out[i + 5] = (load64(buffer, at + o5) >> s5) & mask
-        out[i + 6] = (load64(buffer, at + o6) >> s6) & mask
-        out[i + 7] = (load64(buffer, at + o7) >> s7) & mask
-        at += width
-    for i in range(whole, n):
-        out[i] = (load64(buffer, at + (b0 >> 3)) >> np.uint64(b0 & 7)) & mask
-        b0 += width
 
 
 @njit
@@ -143,7 +52,7 @@ def _restarts(words: Array, width: int, lanes: bool, n_rows: int, row: int, stop
     if len(words) < 3 or words[2] > np.uint64(n_rows):
         return False, 0, 0
     n = np.int64(words[2])
-    if 24 + (n * 4 + 7) // 8 * 8 + n * 8 + _packed_bytes(n_rows, width, lanes) != len(words) * 8:
+    if 24 + (n * 4 + 7) // 8 * 8 + n * 8 + packed_bytes(n_rows, width, lanes) != len(words) * 8:
         return False, 0, 0
     previous = -1
     k = 0
@@ -157,27 +66,6 @@ def _restarts(words: Array, width: int, lanes: bool, n_rows: int, row: int, stop
     if row < stop and (n == 0 or _restart_row(words, 0) != 0):
         return False, 0, 0
     return True, n, k
-
-
-@njit
-def _store(words: Array, n: int, out: Array, at: int, itemsize: int) -> None:
-    """Cut ``words[:n]`` to items of ``itemsize`` bytes, at item ``at`` of ``out`` (uint8)."""
-    target = out[at * itemsize : (at + n) * itemsize]
-    if itemsize == 8:
-        wide = target.view(np.uint64)
-        for i in range(n):
-            wide[i] = words[i]
-    elif itemsize == 4:
-        half = target.view(np.uint32)
-        for i in range(n):
-            half[i] = words[i]
-    elif itemsize == 2:
-        quarter = target.view(np.uint16)
-        for i in range(n):
-            quarter[i] = words[i]
-    else:
-        for i in range(n):
-            target[i] = words[i]
 
 
 @njit
@@ -195,7 +83,7 @@ def _look_up(codes: Array, table: Array, out: Array, at: int, itemsize: int) -> 
         return True
     for i in range(len(codes)):
         codes[i] = table[codes[i]]
-    _store(codes, len(codes), out, at, itemsize)
+    store(codes, len(codes), out, at, itemsize)
     return True
 
 
@@ -238,7 +126,7 @@ def _raw(
             bit = (row + done + i) * width
             word = words[bit >> 6] >> np.uint64(bit & 63)
             scratch[i] = np.int64(word << np.uint64(spare)) >> spare
-        _store(scratch, size, out, at + done, itemsize)
+        store(scratch, size, out, at + done, itemsize)
 
 
 @njit
@@ -261,15 +149,15 @@ def _affine(
         # Whole groups of eight go straight to the output.
         if direct and (row & 7) == 0 and stop - row >= 8:
             last = stop >> 3
-            _add_lanes(words, 2, width, base, row >> 3, last, out, at * itemsize, itemsize)
+            add_lanes(words, 2, width, base, row >> 3, last, out, at * itemsize, itemsize)
             at += (last << 3) - row
             row = last << 3
             continue
         n = min(8 - (row & 7) if direct else CHUNK, stop - row)
-        q = _unpack(buffer, words, 2, width, lanes, row, n, scratch)
+        q = unpack(buffer, words, 2, width, lanes, row, n, scratch)
         for i in range(n):
             q[i] = base + q[i] * scale
-        _store(q, n, out, at, itemsize)
+        store(q, n, out, at, itemsize)
         row, at = row + n, at + n
 
 
@@ -299,12 +187,12 @@ def _decode_packed(
     value = np.uint64(0)
     while first < stop:
         n = min(CHUNK, stop - first)
-        q = _unpack(buffer, words, packed, width, lanes, first, n, scratch)
+        q = unpack(buffer, words, packed, width, lanes, first, n, scratch)
         if codec == DELTA:
             value, k = _sum_deltas(words, packed - n_restarts, n_restarts, k, first, q, value)
             skipped = max(row - first, 0)
             if skipped < n:
-                _store(q[skipped:], n - skipped, out, at + first + skipped - row, itemsize)
+                store(q[skipped:], n - skipped, out, at + first + skipped - row, itemsize)
         elif not _look_up(q, table, out, at + first - row, itemsize):
             return False
         first += n
@@ -312,10 +200,51 @@ def _decode_packed(
 
 
 @njit
-def _decode_run(
+def _decimal(
     buffer: Array,
     words: Array,
-    codec: int,
+    width: int,
+    lanes: bool,
+    row: int,
+    stop: int,
+    out: Array,
+    at: int,
+    itemsize: int,
+    scratch: Array,
+) -> bool:
+    """Codec 11: rows [row, stop) of a block whose size is sound."""
+    exponent, bits = words[1] & np.uint64(0xFF), words[1] >> np.uint64(8)
+    if exponent >= np.uint64(len(_POWERS)) or (bits != np.uint64(32) and bits != np.uint64(64)):
+        return False
+    base, power = words[0] + _MAGIC_BITS, _POWERS[exponent]
+    while row < stop:
+        n = min(CHUNK, stop - row)
+        q = unpack(buffer, words, 2, width, lanes, row, n, scratch)
+        for i in range(n):
+            q[i] += base
+        number = q.view(np.float64)
+        target = out[at * itemsize : (at + n) * itemsize]
+        if bits == np.uint64(32) and itemsize == 4:
+            single = target.view(np.float32)
+            for i in range(n):
+                single[i] = (number[i] - _MAGIC) / power
+        else:
+            half = q.view(np.float32)
+            for i in range(n):
+                value = (number[i] - _MAGIC) / power
+                if bits == np.uint64(64):
+                    number[i] = value
+                else:
+                    half[2 * i], half[2 * i + 1] = value, np.float32(0)
+            store(q, n, out, at, itemsize)
+        row, at = row + n, at + n
+    return True
+
+
+@njit
+def _mixed(
+    buffer: Array,
+    words: Array,
     width: int,
     lanes: bool,
     n_rows: int,
@@ -326,6 +255,109 @@ def _decode_run(
     at: int,
     itemsize: int,
     scratch: Array,
+    room: Array,
+) -> bool:
+    """Codec 12: rows [row, stop)."""
+    if len(words) < 3 or words[2] > np.uint64(0xFF):
+        return False
+    n_hot, n_local = np.int64(words[0] & np.uint64(0xFFFFFFFF)), np.int64(words[0] >> np.uint64(32))
+    local_width, local_lanes = np.int64(words[2]) & (LANES - 1), np.int64(words[2]) >= LANES
+    if n_local > MAX_LOCAL or n_hot > len(dictionary) or local_width > 64:
+        return False
+    packed = 24 + packed_bytes(n_local, local_width, local_lanes)
+    if packed + packed_bytes(n_rows, width, lanes) != len(buffer):
+        return False
+    local = unpack(buffer, words, 3, local_width, local_lanes, 0, n_local, room)
+    for i in range(n_local):
+        local[i] += words[1]
+    if n_hot == 0 or n_local == 0:
+        table = local if n_hot == 0 else dictionary[:n_hot]
+        while row < stop:
+            n = min(CHUNK, stop - row)
+            codes = unpack(buffer, words, packed // 8, width, lanes, row, n, scratch)
+            if not _look_up(codes, table, out, at, itemsize):
+                return False
+            row, at = row + n, at + n
+        return True
+    while row < stop:
+        n = min(CHUNK, stop - row)
+        codes = unpack(buffer, words, packed // 8, width, lanes, row, n, scratch)
+        largest = np.uint64(0)
+        for i in range(n):
+            largest = max(largest, codes[i])
+        if largest >= np.uint64(n_hot + n_local):
+            return False
+        for i in range(n):
+            code = np.int64(codes[i])
+            # Both are loaded and one is picked: no branch that a processor would guess wrong.
+            hot, cold = dictionary[min(code, n_hot - 1)], local[max(code, n_hot) - n_hot]
+            codes[i] = hot if code < n_hot else cold
+        store(codes, n, out, at, itemsize)
+        row, at = row + n, at + n
+    return True
+
+
+@njit
+def _nested(
+    buffer: Array,
+    words: Array,
+    codec: int,
+    n_rows: int,
+    row: int,
+    stop: int,
+    dictionary: Array,
+    out: Array,
+    at: int,
+    itemsize: int,
+    scratch: Array,
+    room: Array,
+) -> bool:
+    """Rows [row, stop) of a block of codec 8 to 10: the plain block within goes to the beginning of the output, and
+    from there to all rows."""
+    sound, inner, n, first, last = open_nested(words, codec == RUNS, n_rows, row, stop)
+    if not sound:
+        return False
+    target = out[at * itemsize : (at + stop - row) * itemsize]
+    if codec == ABSENT:
+        # The fill value and what is present are 1 and 0 here.
+        target[:] = 0
+    else:
+        head = words[0] if codec == RUNS else words[1]
+        kind = np.int64((head >> np.uint64(32)) & np.uint64(0xFF))
+        bits = np.int64((head >> np.uint64(40)) & np.uint64(0xFF))
+        held, values = buffer[inner * 8 :], words[inner:]
+        width, lanes = bits & (LANES - 1), bits >= LANES
+        if not _decode_plain(
+            held, values, kind, width, lanes, n, first, last, dictionary, out, at, itemsize, scratch, room
+        ):
+            return False
+    if itemsize == 8:
+        spread(target.view(np.uint64), words, codec, row, first, last)
+    elif itemsize == 4:
+        spread(target.view(np.uint32), words, codec, row, first, last)
+    elif itemsize == 2:
+        spread(target.view(np.uint16), words, codec, row, first, last)
+    else:
+        spread(target, words, codec, row, first, last)
+    return True
+
+
+@njit
+def _decode_plain(
+    buffer: Array,
+    words: Array,
+    codec: Any,
+    width: Any,
+    lanes: Any,
+    n_rows: Any,
+    row: int,
+    stop: int,
+    dictionary: Array,
+    out: Array,
+    at: int,
+    itemsize: int,
+    scratch: Array,
+    room: Array,
 ) -> bool:
     """Rows [row, stop) of a block (``buffer`` and ``words``: the same bytes); False where it is damaged."""
     length = len(buffer)
@@ -338,7 +370,7 @@ def _decode_run(
             return False
         scratch[:] = words[0]
         for done in range(0, stop - row, CHUNK):
-            _store(scratch, min(CHUNK, stop - row - done), out, at + done, itemsize)
+            store(scratch, min(CHUNK, stop - row - done), out, at + done, itemsize)
         return True
     if codec == RAW:
         if (width != 8 and width != 16 and width != 32 and width != 64) or length != (
@@ -347,14 +379,18 @@ def _decode_run(
             return False
         _raw(buffer, words, width, row, out, at, stop - row, itemsize, scratch)
         return True
+    if codec == MIXED:
+        return _mixed(buffer, words, width, lanes, n_rows, row, stop, dictionary, out, at, itemsize, scratch, room)
     n_restarts, k = 0, 0
-    packed = length - _packed_bytes(n_rows, width, lanes)
+    packed = length - packed_bytes(n_rows, width, lanes)
     table = dictionary
     if codec == PACKED:
         if packed != 16:
             return False
         _affine(buffer, words, width, lanes, row, stop, out, at, itemsize, scratch)
         return True
+    if codec == DECIMAL:
+        return packed == 16 and _decimal(buffer, words, width, lanes, row, stop, out, at, itemsize, scratch)
     if codec == DELTA:
         sound, n_restarts, k = _restarts(words, width, lanes, n_rows, row, stop)
         if not sound:
@@ -404,6 +440,7 @@ def _decode_runs(
     out: Array,
     itemsize: int,
     scratch: Array,
+    room: Array,
 ) -> int:
     items = len(out) // itemsize
     for i in range(len(block)):
@@ -423,7 +460,7 @@ def _decode_runs(
         if at < 0 or at > items or stop - row > items - at:
             return i
         first, size = np.int64(0), np.int64(0)
-        if codec[b] == DICTIONARY and len(dict_n) > 0:
+        if (codec[b] == DICTIONARY or codec[b] >= RUNS) and len(dict_n) > 0:
             first, size = dict_off[b], dict_n[b]
         if first < 0 or first > len(dictionary) or size < 0 or size > len(dictionary) - first:
             return i
@@ -432,7 +469,13 @@ def _decode_runs(
         place = pointer(address[where] + begin)
         buffer, words = carray(place, (length,), np.uint8), carray(place, (length // 8,), np.uint64)
         lanes = (width[b] & LANES) != 0
-        if not _decode_run(buffer, words, kind, bits, lanes, rows, row, stop, table, out, at, itemsize, scratch):
+        if RUNS <= kind <= ABSENT:
+            sound = _nested(buffer, words, kind, rows, row, stop, table, out, at, itemsize, scratch, room)
+        else:
+            sound = _decode_plain(
+                buffer, words, kind, bits, lanes, rows, row, stop, table, out, at, itemsize, scratch, room
+            )
+        if not sound:
             return i
     return -1
 
@@ -464,8 +507,8 @@ def decode_fixed(
         codec: (C,) uint8.
         width: (C,) uint8 bits a packed value, and the flag ``LANES``.
         dictionary: uint64 words of segment dictionaries, one after another.
-        dict_off: (C,) int64 first word of the dictionary that each block uses (codec 4 alone); or empty.
-        dict_n: (C,) int64 words in it (codec 4 alone); or empty.
+        dict_off: (C,) int64 first word of the dictionary that each block uses (codecs 4, 8, 9 and 12); or empty.
+        dict_n: (C,) int64 words in it; or empty.
         block: (n,) int64 block of each run.
         n_rows: (n,) int64 values in the whole block.
         row_from: (n,) int64 first row wanted (inclusive).
@@ -498,19 +541,6 @@ def decode_fixed(
         flat,
         out.itemsize,
         np.empty(CHUNK + 8, np.uint64),
+        np.empty(MAX_LOCAL + 8, np.uint64),
     )
     return found
-
-
-@njit
-def copy_ranges(src: Array, src_off: Array, length: Array, dst: Array, dst_off: Array) -> int:
-    """``dst[dst_off[i]:][:length[i]] = src[src_off[i]:][:length[i]]`` for every i, in order (uint8, int64).
-
-    Returns -1, or the index of the first range that does not lie in its array; the ranges before it are copied.
-    """
-    for i in range(len(src_off)):
-        a, b, n = src_off[i], dst_off[i], length[i]
-        if n < 0 or a < 0 or b < 0 or a > len(src) or b > len(dst) or n > len(src) - a or n > len(dst) - b:
-            return i
-        _copy(src[a:], dst[b : b + n])
-    return -1

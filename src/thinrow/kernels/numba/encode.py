@@ -16,6 +16,11 @@ from thinrow.kernels.numba.jit import njit
 Array = npt.NDArray[Any]
 
 ZERO, CONSTANT, PACKED, DELTA, DICTIONARY, LOCAL, RAW = 0, 1, 2, 3, 4, 5, 6
+DECIMAL, MIXED = 11, 12
+#: Code of a word that the segment dictionary does not hold.
+NO_CODE = 0xFFFFFFFF
+#: Powers of ten that codec 11 divides by, and the bound of what is divided: integers below it are exact as floats.
+_POWERS, _MOST = np.array([10.0**e for e in range(16)]), 2.0**51
 
 #: Flag of a block's width: its packed values lie in lanes. So do those of stripes of this many rows or more.
 LANES, LANES_FROM = 0x80, 64
@@ -49,7 +54,8 @@ def _gcd(a: Any, b: Any) -> Any:
 
 @njit
 def _plan_affine(words: Array, start: int, stop: int) -> Any:
-    """(base, scale, width) of ``base + q * scale``: base is the least word, read as signed."""
+    """(base, scale, width, reach) of ``base + q * scale``: base is the least word, read as signed, and base + reach the
+    greatest."""
     low = np.int64(words[start])
     high = low
     for r in range(start, stop):
@@ -63,8 +69,8 @@ def _plan_affine(words: Array, start: int, stop: int) -> Any:
             break
         scale = _gcd(words[r] - base, scale)
     if reach == np.uint64(0):
-        return base, np.uint64(1), 0
-    return base, scale, _bits(reach // scale)
+        return base, np.uint64(1), 0, reach
+    return base, scale, _bits(reach // scale), reach
 
 
 @njit
@@ -126,13 +132,100 @@ def _local_bytes(n: int, distinct: int) -> int:
 
 
 @njit
+def _is_decimal(value: Any, power: Any, kind: int) -> Any:
+    """Whether an integer divided by ``power`` is ``value``, a float of ``kind`` bits."""
+    scaled = value * power
+    if not abs(scaled) < _MOST:
+        return False
+    found = np.rint(scaled) / power
+    return np.float64(np.float32(found)) == value if kind == 32 else found == value
+
+
+@njit
+def _plan_decimal(words: Array, floats: Array, start: int, stop: int, kind: int) -> Any:
+    """(exponent, base, width) of ``(base + q) / 10^exponent``, bit for bit; exponent -1 where there is none."""
+    none, e = (-1, np.uint64(0), 0), 0
+    for r in range(start, stop):
+        # No integer is -0.0.
+        if floats[r] == 0.0 and words[r] != np.uint64(0):
+            return none
+        while not _is_decimal(floats[r], _POWERS[e], kind):
+            e += 1
+            if e == len(_POWERS):
+                return none
+    low: Any = 1 << 62
+    high: Any = -low
+    for r in range(start, stop):
+        if not _is_decimal(floats[r], _POWERS[e], kind):
+            return none
+        q = np.int64(np.rint(floats[r] * _POWERS[e]))
+        low, high = min(low, q), max(high, q)
+    return e, np.uint64(low), _bits(np.uint64(high) - np.uint64(low))
+
+
+@njit
+def _mixed_bytes(n: int, hot: int, local: int, local_width: int) -> int:
+    return 24 + _packed_bytes(local, local_width) + _packed_bytes(n, _bits(np.uint64(hot + local - 1)))
+
+
+@njit
+def _plan_mixed(
+    words: Array,
+    start: int,
+    stop: int,
+    codes: Array,
+    n_words: int,
+    local_width: int,
+    best: int,
+    stamp: int,
+    slot_stamp: Array,
+    slot_word: Array,
+) -> Any:
+    """(bytes, words of the segment dictionary that it uses, the first ones, and of its own) of the smallest block of
+    codec 12 below ``best``; ``best`` bytes where there is none."""
+    mask = np.uint64(len(slot_word) - 1)
+    n, distinct = stop - start, 0
+    # Distinct words by the bits that their code needs; those without one come last.
+    by_bits = np.zeros(34, np.int64)
+    for r in range(start, stop):
+        word = words[r]
+        slot = ((word * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & mask
+        while slot_stamp[slot] == stamp and slot_word[slot] != word:
+            slot = (slot + np.uint64(1)) & mask
+        if slot_stamp[slot] != stamp:
+            slot_stamp[slot], slot_word[slot] = stamp, word
+            distinct += 1
+            if n_words == 0:
+                if distinct > MAX_LOCAL or _mixed_bytes(n, 0, distinct, local_width) >= best:
+                    return best, 0, 0
+            else:
+                by_bits[33 if codes[r] == NO_CODE else _bits(np.uint64(codes[r]))] += 1
+    size, hot, own = best, 0, distinct
+    if distinct <= MAX_LOCAL:
+        size = min(size, _mixed_bytes(n, 0, distinct, local_width))
+    local = distinct
+    for b in range(33):
+        most = min(1 << b, n_words)
+        local -= by_bits[b]
+        if n_words > 0 and local <= MAX_LOCAL:
+            other = _mixed_bytes(n, most, local, local_width)
+            if other < size:
+                size, hot, own = other, most, local
+        if most == n_words:
+            break
+    return size, hot, own
+
+
+@njit
 def _plan(
     words: Array,
+    floats: Array,
+    kind: int,
     stripe_offsets: Array,
     restarts: Array,
     itemsize: int,
     codes: Array,
-    has_codes: bool,
+    n_words: int,
     codec: Array,
     width: Array,
     size: Array,
@@ -148,7 +241,7 @@ def _plan(
         n = stop - start
         if n == 0:
             continue
-        a, b, w = _plan_affine(words, start, stop)
+        a, b, w, reach = _plan_affine(words, start, stop)
         d, e, v, n_restarts = _plan_delta(words, start, stop, restarts, piece)
         piece += n_restarts
         base[s], scale[s], width[s] = a, b, w
@@ -160,12 +253,12 @@ def _plan(
         other = 24 + (n_restarts * 4 + 7) // 8 * 8 + n_restarts * 8 + _packed_bytes(n, v)
         if other < size[s]:
             codec[s], size[s], base[s], scale[s], width[s] = DELTA, other, d, e, v
-        if has_codes:
+        if n_words > 0:
             largest = np.uint64(0)
             for r in range(start, stop):
                 largest = max(largest, np.uint64(codes[r]))
             other = _packed_bytes(n, _bits(largest))
-            if other < size[s]:
+            if other < size[s] and largest < NO_CODE:
                 codec[s], size[s], width[s] = DICTIONARY, other, _bits(largest)
         raw = (n * itemsize + 7) // 8 * 8
         # A local dictionary as large as raw would win the tie by its lower id.
@@ -174,7 +267,19 @@ def _plan(
             codec[s], size[s], width[s] = LOCAL, _local_bytes(n, distinct), _bits(np.uint64(distinct - 1))
         if raw < size[s]:
             codec[s], size[s], width[s] = RAW, raw, itemsize * 8
-        elif n >= LANES_FROM:
+        if kind > 0:
+            exponent, c, u = _plan_decimal(words, floats, start, stop, kind)
+            if exponent >= 0 and 16 + _packed_bytes(n, u) < size[s]:
+                codec[s], size[s], width[s] = DECIMAL, 16 + _packed_bytes(n, u), u
+                base[s], scale[s] = c, exponent | kind << 8
+        stamp = len(codec) + s
+        other, hot, own = _plan_mixed(
+            words, start, stop, codes, n_words, _bits(reach), size[s], stamp, slot_stamp, slot_word
+        )
+        if other < size[s]:
+            codec[s], size[s], width[s] = MIXED, other, _bits(np.uint64(hot + own - 1))
+            base[s], scale[s] = a, hot
+        if n >= LANES_FROM and codec[s] != RAW:
             width[s] |= LANES
 
 
@@ -185,17 +290,27 @@ def _scratch(stripe_offsets: Array) -> tuple[Array, Array, Array]:
     return np.full(n_slots, -1, np.int64), np.zeros(n_slots, np.uint64), np.zeros(MAX_LOCAL, np.uint64)
 
 
+def _floats(words: Array, kind: int) -> Array:
+    """The floats of ``kind`` bits that words are."""
+    if kind == 32:
+        return words.astype(np.uint32).view(np.float32).astype(np.float64)
+    return words.view(np.float64) if kind == 64 else np.empty(0)
+
+
 def plan_blocks(
-    words: Array, stripe_offsets: Array, restarts: Array, itemsize: int, codes: Array, has_codes: bool
+    words: Array, kind: int, stripe_offsets: Array, restarts: Array, itemsize: int, codes: Array, n_words: int
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """The smallest block of each stripe; ties go to the lower codec.
+    """The smallest plain block (codecs 0 to 6, 11 and 12) of each stripe; ties go to the lower codec.
 
     Args:
         words: (R,) uint64.
+        kind: 32 or 64 where words are floats of so many bits, 0 where they are integers.
         stripe_offsets: (S + 1,) int64, rows of each stripe.
         restarts: (P,) int64 ascending rows where a piece begins; every stripe's first row is one.
         itemsize: bytes of a raw value.
-        codes: (R,) uint32 codes into the segment dictionary; ignored unless ``has_codes``.
+        codes: (R,) uint32 codes into the segment dictionary, ``NO_CODE`` where it lacks the word; ignored where
+            ``n_words`` is 0.
+        n_words: words in the segment dictionary.
 
     Returns:
         codec (S,) uint8, width (S,) uint8, size (S,) int64 bytes, base and scale (S,) uint64.
@@ -204,7 +319,10 @@ def plan_blocks(
     codec, width, size = np.zeros(n, np.uint8), np.zeros(n, np.uint8), np.zeros(n, np.int64)
     base, scale = np.zeros(n, np.uint64), np.ones(n, np.uint64)
     plan = (codec, width, size, base, scale)
-    _plan(words, stripe_offsets, restarts, itemsize, codes, has_codes, *plan, *_scratch(stripe_offsets))
+    with np.errstate(invalid="ignore"):
+        floats = _floats(words, kind)
+    scratch = _scratch(stripe_offsets)
+    _plan(words, floats, kind, stripe_offsets, restarts, itemsize, codes, n_words, *plan, *scratch)
     return plan
 
 
@@ -271,6 +389,50 @@ def _ranks(words: Array, table: Array, q: Array) -> None:
 
 
 @njit
+def _write_mixed(
+    words: Array,
+    start: int,
+    stop: int,
+    codes: Array,
+    hot: Any,
+    base: Any,
+    stamp: int,
+    out: Array,
+    q: Array,
+    slot_stamp: Array,
+    slot_word: Array,
+    found: Array,
+) -> int:
+    """Head and own words of a block of codec 12 into ``out``, codes into ``q``; the words before the packed codes."""
+    mask = np.uint64(len(slot_word) - 1)
+    n, reach = 0, np.uint64(0)
+    for r in range(start, stop):
+        word = words[r]
+        reach = max(reach, word - base)
+        if hot > 0 and codes[r] < hot:
+            continue
+        slot = ((word * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & mask
+        while slot_stamp[slot] == stamp and slot_word[slot] != word:
+            slot = (slot + np.uint64(1)) & mask
+        if slot_stamp[slot] != stamp:
+            slot_stamp[slot], slot_word[slot] = stamp, word
+            found[n] = word - base
+            n += 1
+    table = found[:n]
+    _sort(table)
+    for r in range(start, stop):
+        q[r - start] = words[r] - base
+    _ranks(q, table, q)
+    for r in range(start, stop):
+        q[r - start] = codes[r] if hot > 0 and codes[r] < hot else q[r - start] + np.uint64(hot)
+    width = _bits(reach)
+    out[0], out[1] = np.uint64(hot) | np.uint64(n) << np.uint64(32), base
+    out[2] = width | LANES if n >= LANES_FROM else width
+    _pack(table, np.int64(out[2]), out[3:])
+    return 3 + _packed_bytes(n, width) // 8
+
+
+@njit
 def _pack(q: Array, width: Any, out: Array) -> None:
     """The low ``width`` bits of each number into ``out`` (uint64, zeros): in lanes where the width says so, else one
     after another."""
@@ -313,6 +475,7 @@ def _write(
     width: Array,
     base: Array,
     scale: Array,
+    floats: Array,
     offsets: Array,
     blocks: Array,
     slot_stamp: Array,
@@ -335,6 +498,15 @@ def _write(
         if kind == DICTIONARY:
             for r in range(len(q)):
                 q[r] = codes[start + r]
+        elif kind == MIXED:
+            packed = _write_mixed(
+                words, start, stop, codes, np.int64(scale[s]), base[s], s, out, q, slot_stamp, slot_word, found
+            )
+        elif kind == DECIMAL:
+            power = _POWERS[scale[s] & np.uint64(0xFF)]
+            out[0], out[1], packed = base[s], scale[s], 2
+            for r in range(len(q)):
+                q[r] = np.uint64(np.int64(np.rint(floats[start + r] * power))) - base[s]
         elif kind == LOCAL:
             n = _distinct(words, start, stop, 1 << 62, s, slot_stamp, slot_word, found)
             table = out[1 : 1 + n]
@@ -358,10 +530,12 @@ def _write(
 
 def write_blocks(
     words: Array,
+    kind: int,
     stripe_offsets: Array,
     restarts: Array,
     itemsize: int,
     codes: Array,
+    n_words: int,
     codec: Array,
     width: Array,
     base: Array,
@@ -375,6 +549,25 @@ def write_blocks(
     (uint8 zeros, ``offsets[-1]`` of them).
     """
     slot_stamp, slot_word, found = _scratch(stripe_offsets)
-    plan = (codec, width, base, scale, offsets, payload.view(np.uint64))
+    with np.errstate(invalid="ignore"):
+        floats = _floats(words, kind)
+    plan = (codec, width, base, scale, floats, offsets, payload.view(np.uint64))
     scratch = (slot_stamp, slot_word, found, np.empty_like(slot_word))
     _write(words, stripe_offsets, restarts, codes, *plan, *scratch)
+
+
+@njit
+def majority_words(words: Array, stripe_offsets: Array) -> tuple[Array, Array]:
+    """Of each stripe the word of more than half of its rows, where there is one, else some word (0 of no rows); and in
+    how many rows it is: (S,) uint64 and int64. By the vote of Boyer and Moore (1981)."""
+    n = len(stripe_offsets) - 1
+    word, count = np.zeros(n, np.uint64), np.zeros(n, np.int64)
+    for s in range(n):
+        lead = 0
+        for r in range(stripe_offsets[s], stripe_offsets[s + 1]):
+            if lead == 0:
+                word[s] = words[r]
+            lead += 1 if words[r] == word[s] else -1
+        for r in range(stripe_offsets[s], stripe_offsets[s + 1]):
+            count[s] += words[r] == word[s]
+    return word, count

@@ -1,4 +1,4 @@
-"""Decoding of fixed-width blocks (codecs 0 to 6 of docs/format/archive-v2.md), a run at a time, as the format says."""
+"""Decoding of fixed-width blocks (codecs 0 to 6 and 8 to 12 of docs/format/archive-v2.md), a run at a time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ Array = npt.NDArray[Any]
 MAX_ROWS = 1 << 31
 #: Flag of a block's width: its packed values lie in lanes.
 LANES = 0x80
+MAX_LOCAL = 4096
+_MAGIC_BITS, _MAGIC = np.uint64(0x4338000000000000), 6755399441055744.0
 
 
 class _Damaged(Exception):
@@ -79,6 +81,15 @@ def _decode_block(
     block: Array, codec: int, width: int, n_rows: int, row: int, stop: int, dictionary: Array, first: int, size: int
 ) -> Array:
     """Rows [row, stop) of one block: uint64 words (raw: sign-extended)."""
+    if codec == 4 or codec >= 8:
+        _check(first >= 0 and 0 <= size <= len(dictionary) - first)
+    if codec in (8, 9, 10):
+        return _decode_nested(block, codec, n_rows, row, stop, dictionary, first, size)
+    if codec == 11:
+        _check(len(block) == 16 + packed_bytes(n_rows, width))
+        return _decimal(block, _unpack(block[16:], n_rows, width)[row:stop])
+    if codec == 12:
+        return _mixed(block, width, n_rows, row, stop, dictionary[first : first + size])
     if codec == 0:
         _check(len(block) == 0)
         return np.zeros(stop - row, np.uint64)
@@ -94,9 +105,7 @@ def _decode_block(
         return _delta(block, width, n_rows, row == stop)[row:stop]
     if codec in (4, 5):
         packed, table = block, dictionary
-        if codec == 4:
-            _check(first >= 0 and 0 <= size <= len(dictionary) - first)
-        else:
+        if codec == 5:
             _check(len(block) >= 8 and int(_u64(block, 0, 1)[0]) <= len(block) // 8)
             first, size = 0, int(_u64(block, 0, 1)[0])
             packed, table = block[8 + 8 * size :], _u64(block, 8, size)
@@ -108,6 +117,67 @@ def _decode_block(
     _check(codec == 6 and width in (8, 16, 32, 64) and len(block) == (n_rows * (width // 8) + 7) // 8 * 8)
     signed = block[: n_rows * (width // 8)].view(f"<i{width // 8}")[row:stop]
     return signed.astype(np.int64).view(np.uint64)
+
+
+def _decimal(block: Array, q: Array) -> Array:
+    """Codec 11: the words of floats."""
+    base, head = _u64(block, 0, 2)
+    exponent, bits = int(head) & 0xFF, int(head) >> 8
+    _check(exponent < 23 and bits in (32, 64))
+    with np.errstate(all="ignore"):
+        values = ((q + base + _MAGIC_BITS).view(np.float64) - _MAGIC) / 10.0**exponent
+        words: Array = values.astype(np.float32).view(np.uint32) if bits == 32 else values.view(np.uint64)
+    return words.astype(np.uint64)
+
+
+def _mixed(block: Array, width: int, n_rows: int, row: int, stop: int, dictionary: Array) -> Array:
+    """Codec 12: words of the segment dictionary and of the block's own."""
+    _check(len(block) >= 24)
+    counts, base, local_width = (int(v) for v in _u64(block, 0, 3))
+    n_hot, n_local = counts & 0xFFFFFFFF, counts >> 32
+    _check(local_width < 256 and n_local <= MAX_LOCAL and n_hot <= len(dictionary) and local_width & (LANES - 1) <= 64)
+    at = 24 + packed_bytes(n_local, local_width)
+    _check(at + packed_bytes(n_rows, width) == len(block))
+    own = _unpack(block[24:at], n_local, local_width) + np.uint64(base)
+    codes = _unpack(block[at:], n_rows, width)[row:stop]
+    _check(bool((codes < np.uint64(n_hot + n_local)).all()))
+    taken: Array = np.concatenate([dictionary[:n_hot], own])[codes.astype(np.int64)]
+    return taken
+
+
+def _decode_nested(
+    block: Array, codec: int, n_rows: int, row: int, stop: int, dictionary: Array, first: int, size: int
+) -> Array:
+    """Codecs 8 to 10: a plain block of the runs, or of the rows that are there."""
+    at = 0 if codec == 8 else 8
+    _check(len(block) > at)
+    head = int(_u64(block, at, 1)[0])
+    n, kind, width = head & 0xFFFFFFFF, head >> 32 & 0xFF, head >> 40 & 0xFF
+    _check(n <= n_rows and width & (LANES - 1) <= 64 and (kind <= 6 or kind in (11, 12)))
+    if codec == 8:
+        ends_width = head >> 48
+        _check(ends_width < 256 and ends_width & (LANES - 1) <= 64)
+        inner = 8 + packed_bytes(n, ends_width)
+        _check(inner <= len(block))
+        packed = _unpack(block[8:inner], n, ends_width)
+        _check(bool((packed < np.uint64(n_rows)).all()))
+        ends = packed.astype(np.int64)
+        _check(bool((np.diff(ends) > 0).all()) and (int(ends[-1]) if n else -1) == n_rows - 1)
+        of_row = np.repeat(np.arange(n), np.diff(ends, prepend=-1))[row:stop]
+        low, high = (int(of_row[0]), int(of_row[-1]) + 1) if len(of_row) else (0, 0)
+        values = _decode_block(block[inner:], kind, width, n, low, high, dictionary, first, size)
+        return values[of_row - low]
+    inner = 16 + (n_rows + 63) // 64 * 8
+    _check(head >> 48 == 0 and inner <= len(block))
+    bits = np.unpackbits(block[16:inner], bitorder="little").astype(np.bool_)
+    _check(int(bits[:n_rows].sum()) == n == int(bits.sum()))
+    there = bits[row:stop]
+    if codec == 10:
+        return (~there).astype(np.uint64)
+    low = int(bits[:row].sum())
+    found = np.full(stop - row, _u64(block, 0, 1)[0])
+    found[there] = _decode_block(block[inner:], kind, width, n, low, low + int(there.sum()), dictionary, first, size)
+    return found
 
 
 def decode_fixed(
@@ -140,7 +210,7 @@ def decode_fixed(
             return i
         if not 0 <= at <= len(out) or stop - row > len(out) - at:
             return i
-        coded = codec[b] == 4 and len(dict_n) > 0
+        coded = (codec[b] == 4 or codec[b] >= 8) and len(dict_n) > 0
         try:
             words = _decode_block(
                 buffer[begin : begin + length],
@@ -156,14 +226,4 @@ def decode_fixed(
         except _Damaged:
             return i
         out[at : at + stop - row] = words.astype(f"u{out.itemsize}").view(out.dtype)
-    return -1
-
-
-def copy_ranges(src: Array, src_off: Array, length: Array, dst: Array, dst_off: Array) -> int:
-    """As ``thinrow.kernels.numba.blocks.copy_ranges``."""
-    for i in range(len(src_off)):
-        a, b, n = int(src_off[i]), int(dst_off[i]), int(length[i])
-        if n < 0 or not 0 <= a <= len(src) - n or not 0 <= b <= len(dst) - n:
-            return i
-        dst[b : b + n] = src[a : a + n]
     return -1
