@@ -52,6 +52,7 @@ KERNELS: dict[str, str] = {
     "runs_of_rows": "history",
     "cut_stripes": "history",
     "distinct_words": "history",
+    "code_words": "history",
     "mix64": "features",
     "hash_ints": "features",
     "hash_bytes": "features",

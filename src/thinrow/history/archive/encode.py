@@ -24,13 +24,15 @@ from thinrow.jagged.column import ARROW_TYPES
 from thinrow.kernels import kernel
 from thinrow.schema.event_schema import MAX_ELEMENTS
 from thinrow.storage.blocks import Values, encode_fixed, encode_nullable
-from thinrow.storage.codecs import EncodedStream, encode_bytes
+from thinrow.storage.codecs import NO_CODE, EncodedStream, encode_bytes
 
 #: A fixed-width column has a segment dictionary where its distinct values are at most this many.
 _MAX_WORDS = 4_096
 #: A string column has one where they are at most this many and few against the rows.
 _MAX_STRINGS = 65_536
 _ALWAYS_STRINGS = 256
+#: Rows in which the frequent words of a fixed-width column are looked for.
+_SAMPLE = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class ColumnEncoder:
         self._coding = spec.is_bytes or spec.id > 0
         self._used = False
         self._words = np.empty(0, np.uint64)
+        self._looked_at = 0
         self._strings: list[pa.Array] = []
         self._n_strings = 0
 
@@ -172,21 +175,50 @@ class ColumnEncoder:
         words = as_words(column.values)
         if len(null):
             words = np.where(null, np.uint64(0), words)
-        codes = None
-        if self._coding:
-            limit = min(_MAX_WORDS, max(2, self._rows // 4))
-            distinct, inverse = kernel("distinct_words")(words, limit, self._words)
-            self._coding = len(distinct) > 0 or not len(words)
-            if self._coding:
-                self._words = distinct
-            if len(distinct) > 1:
-                codes = inverse, len(distinct)
         values = self._values(words, at)
+        if self.spec.id <= 0:
+            return self._encode(values, null)
+        known = self._words
+        codes = self._codes_of_all(words) if self._coding else None
         if codes is not None:
-            values = replace(values, codes=codes[0], n_words=codes[1])
-        streams = self._encode(values, null)
+            known = self._words
+        else:
+            self._coding = False
+            fresh = self._frequent(words)
+            if len(fresh):
+                streams = self._encode(_coded(values, np.concatenate([known, fresh])), null)
+                plain = self._encode(_coded(values, known), null)
+                if _bytes(streams) + 8 * len(fresh) >= _bytes(plain):
+                    streams = plain
+                else:
+                    self._words = np.concatenate([known, fresh])
+                self._used = self._used or streams[-1].coded
+                return streams
+        streams = self._encode(_coded(values, known, codes), null)
         self._used = self._used or streams[-1].coded
         return streams
+
+    def _codes_of_all(self, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32] | None:
+        """Codes of all words, new ones added to the dictionary; None where they are too many."""
+        limit = min(_MAX_WORDS, max(2, self._rows // 4))
+        distinct, codes = kernel("distinct_words")(words, limit, self._words)
+        if len(words) and not len(distinct):
+            return None
+        if len(distinct) > 1:
+            self._words = distinct
+        found: npt.NDArray[np.uint32] = codes
+        return found
+
+    def _frequent(self, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Words that the dictionary lacks and a sample holds more than once, the most frequent first. Looked for
+        whenever the rows have doubled."""
+        if self._rows < 2 * self._looked_at:
+            return words[:0]
+        self._looked_at = self._rows
+        found, counts = np.unique(words[:: max(1, len(words) // _SAMPLE)], return_counts=True)
+        new = (counts > 1) & (kernel("code_words")(found, self._words) == NO_CODE)
+        fresh: npt.NDArray[np.uint64] = found[new][np.argsort(-counts[new], kind="stable")]
+        return fresh
 
     def _values(self, words: npt.NDArray[np.uint64], at: _Places) -> Values:
         kind = np.dtype(self.spec.dtype)
@@ -238,6 +270,18 @@ class ColumnEncoder:
         kind = ARROW_TYPES[self.spec.dtype]
         self._strings = [pa.concat_arrays([pa.array([], kind), *(s.cast(kind) for s in self._strings)])]
         return self._strings[0]
+
+
+def _coded(values: Values, dictionary: npt.NDArray[np.uint64], codes: npt.NDArray[np.uint32] | None = None) -> Values:
+    """The values with their codes into a dictionary of words."""
+    if len(dictionary) < 2:
+        return values
+    found = kernel("code_words")(values.words, dictionary) if codes is None else codes
+    return replace(values, codes=found, n_words=len(dictionary))
+
+
+def _bytes(streams: list[EncodedStream]) -> int:
+    return sum(len(s.payload) for s in streams)
 
 
 def column_of(events: Events, spec: StoredColumn) -> Column:

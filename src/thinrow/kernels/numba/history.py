@@ -499,3 +499,23 @@ def distinct_words(words: Words, limit: int, known: Words) -> tuple[Words, npt.N
         if i >= 0:
             codes[i] = slots[at]
     return found[:n], codes
+
+
+@njit
+def code_words(words: Words, known: Words) -> npt.NDArray[np.uint32]:
+    """(n,) the place of each of ``words`` among the distinct ``known`` ones; 0xFFFFFFFF where it is not there."""
+    size = 64
+    while size < 2 * len(known):
+        size *= 2
+    slots = np.full(size, 0xFFFFFFFF, np.uint32)
+    codes = np.empty(len(words), np.uint32)
+    for i in range(-len(known), len(words)):
+        word = words[i] if i >= 0 else known[i + len(known)]
+        at = np.int64(_mix64(word) & np.uint64(size - 1))
+        while slots[at] != 0xFFFFFFFF and known[slots[at]] != word:
+            at = (at + 1) & (size - 1)
+        if i >= 0:
+            codes[i] = slots[at]
+        else:
+            slots[at] = i + len(known)
+    return codes

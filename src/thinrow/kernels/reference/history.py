@@ -273,3 +273,8 @@ def distinct_words(words: Words, limit: int, known: Words) -> tuple[Words, npt.N
     if len(places) > limit:
         return np.empty(0, np.uint64), np.empty(0, np.uint32)
     return np.array(list(places), np.uint64), np.array(codes, np.uint32)
+
+
+def code_words(words: Words, known: Words) -> npt.NDArray[np.uint32]:
+    place = {word: i for i, word in enumerate(known.tolist())}
+    return np.array([place.get(word, 0xFFFFFFFF) for word in words.tolist()], np.uint32)
