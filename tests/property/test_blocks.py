@@ -205,15 +205,11 @@ def test_nulls_and_values_come_back(case: Case, seed: int, share: float) -> None
             flags = np.empty(len(words), np.int8)
             rows = np.diff(case.stripes)
             for stream, which, codec in ((nulls, ~absent, nulls.codec), (held, absent, np.full_like(nulls.codec, 10))):
-                part = [a[which] for a in (stream.offsets[:-1], np.diff(stream.offsets), codec, stream.width, rows)]
-                zero = np.zeros(len(part[0]), np.int64)
-                place = case.stripes[:-1][which]
-                assert (
-                    kernel("decode_fixed")(
-                        Buffers([stream.payload]), zero, *part, zero, part[-1], place, NO_DICTIONARY, zero, zero, flags
-                    )
-                    == -1
-                )
+                blocks = [a[which] for a in (stream.offsets[:-1], np.diff(stream.offsets), codec, stream.width)]
+                zero, part = np.zeros(int(which.sum()), np.int64), rows[which]
+                runs = np.arange(len(zero)), part, zero, part, case.stripes[:-1][which], flags
+                buffers = Buffers([stream.payload])
+                assert kernel("decode_fixed")(buffers, zero, *blocks, NO_DICTIONARY, zero, zero, *runs) == -1
             np.testing.assert_array_equal(flags, null)
             separate = encode_fixed(Values(null.astype(np.uint64), case.stripes, case.restarts, 1))
             apart = np.diff(encode_fixed(values).offsets) + np.diff(separate.offsets)
