@@ -20,7 +20,7 @@ from bench.datagen.requests import Batch
 from bench.peers.peer import Out, Peer, copy_values, tree_bytes
 from thinrow.core.ragged import ranges_index
 
-_GROUP_EVENTS = 1 << 18
+_GROUP_EVENTS = 1 << 20
 _PAGE_BYTES = 4 << 20
 LEVEL = 3
 
