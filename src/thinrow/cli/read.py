@@ -13,6 +13,7 @@ from thinrow.cli.common import format_time, name_unknown, parse_time, parse_user
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from thinrow.history.archive.reader import ReadStats
     from thinrow.jagged import SharedHistories
 
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Write Parquet here, one row an event, instead of printing."
 )
+@click.option("--stats", is_flag=True, help="Say on standard error what the read cost.")
 def command(
     users: tuple[str, ...],
     store_path: Path,
@@ -34,6 +36,7 @@ def command(
     columns: str | None,
     all_users: bool,
     out: Path | None,
+    stats: bool,
 ) -> None:
     """Print the histories of USERS, oldest event first, or write them to a Parquet file.
 
@@ -61,7 +64,10 @@ def command(
         projection.resolve(store.schema)
         ids = store.users() if all_users else parse_users(users, store.schema.user_kind)
         taken = store.snapshot(ids, at)
-        histories = reconstruct(taken.generation, taken.requests, projection).histories
+        rebuilt = reconstruct(taken.generation, taken.requests, projection)
+    histories = rebuilt.histories
+    if stats:
+        click.echo(f"thinrow: {cost(rebuilt.stats)}", err=True)
     known = taken.requests.versions["snapshot_arrival"] > 0
     for row in (known & (histories.lengths() == 0)).nonzero()[0].tolist():
         click.echo(f"thinrow: user {ids[row]} has no events before {at_text}", err=True)
@@ -74,6 +80,18 @@ def command(
             user, ts = row.pop("user_id"), row.pop("event_ts")
             click.echo(f"{user}\t{format_time(ts)}\t" + "\t".join(f"{k}={v}" for k, v in row.items()))
     name_unknown(ids[~known], store_path)
+
+
+def cost(stats: ReadStats) -> str:
+    """What a read cost, in one line."""
+    from thinrow.core.units import format_bytes
+
+    io = stats.io
+    return (
+        f"{stats.events_delivered} events delivered, {format_bytes(stats.bytes_read)} of blocks; "
+        f"{io.requests} requests ({io.retries} repeated, {io.hedges} doubled), "
+        f"{format_bytes(io.bytes_fetched)} fetched; {io.cache_hits} blocks from the cache, {io.cache_misses} not"
+    )
 
 
 def flat_table(histories: SharedHistories) -> pa.Table:

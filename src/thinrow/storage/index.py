@@ -17,7 +17,7 @@ from thinrow.core.buffers import Buffers
 from thinrow.core.errors import CorruptionError
 from thinrow.core.ragged import offsets_of
 from thinrow.kernels import kernel
-from thinrow.storage.objects import ObjectStore
+from thinrow.storage.objects import ObjectStore, each
 from thinrow.storage.pages import I64, Keys, PagedTable, Records
 
 U8 = npt.NDArray[np.uint8]
@@ -28,7 +28,7 @@ class Index:
 
     def __init__(self, objects: ObjectStore, tables: Sequence[PagedTable]) -> None:
         """One table or more, whose files lie in ``objects``."""
-        self._tables = tuple(tables)
+        self._objects, self._tables = objects, tuple(tables)
         first = tables[0]
         self.dtype, self._kind = first.dtype, first.key_kind
         #: (T,) records of each table.
@@ -111,9 +111,14 @@ class Index:
             return self._address, self._buffers.arrays
         wanted = np.unique(pages[pages >= 0])
         address, held = np.zeros(len(self._first), np.int64), []
-        for t in np.unique(self._owner[wanted]).tolist():
-            mine = wanted[self._owner[wanted] == t]
-            loaded = self._tables[t].load(mine - self._page_off[t])
+        used = np.unique(self._owner[wanted]).tolist()
+        parts = [wanted[self._owner[wanted] == t] for t in used]
+
+        def load(k: int) -> list[U8]:
+            pages: list[U8] = self._tables[used[k]].load(parts[k] - self._page_off[used[k]])
+            return pages
+
+        for mine, loaded in zip(parts, each(self._objects, load, range(len(used))), strict=True):
             address[mine] = Buffers(loaded).address
             held += loaded
         return address, held

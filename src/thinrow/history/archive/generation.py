@@ -160,7 +160,7 @@ class Generation:
         with self._lock:
             found = self._sets.get(key)
         if found is None:
-            opened = each(self.objects, self.segment, key)
+            opened = each(self.objects, self._whole, key)
             found = SegmentSet(self.objects, opened, distinct, len(self.segments), self.overlay)
             with self._lock:
                 if len(self._sets) >= _MAX_SETS:
@@ -170,10 +170,20 @@ class Generation:
             self._archive.require_live(self.number)
         return found
 
+    def _whole(self, number: int) -> Segment:
+        """The opened segment with its hide-list, which every set needs."""
+        segment = self.segment(number)
+        _ = segment.hides
+        return segment
+
     def users(self) -> Users:
         """All users with an event, ascending. Raises CorruptionError or ObjectNotFound."""
-        tables = [self.segment(number).pieces for number in range(len(self.segments))]
-        found = [t.keys() for t in tables if t.n_records]
+
+        def keys(number: int) -> Users | None:
+            table = self.segment(number).pieces
+            return table.keys() if table.n_records else None
+
+        found = [k for k in each(self.objects, keys, range(len(self.segments))) if k is not None]
         return as_users(np.unique(np.concatenate(found)) if found else [], self.schema.user_kind)
 
     def tombstones(self, users: Users) -> Tombstones:
@@ -222,7 +232,8 @@ class Generation:
         with self._lock:
             found = self._dictionaries.get(key)
             if found is None:
-                found = unite({i: self._held_dictionary(i, spec.id) for i in numbers}, len(self.segments), spec)
+                held = each(self.objects, lambda i: self._held_dictionary(i, spec.id), numbers)
+                found = unite(dict(zip(numbers, held, strict=True)), len(self.segments), spec)
                 if len(self._dictionaries) >= _MAX_DICTIONARIES:
                     self._dictionaries.clear()
                 self._dictionaries[key] = found

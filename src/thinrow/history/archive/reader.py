@@ -8,7 +8,7 @@ headers and CRCs checked -> ``decode_fixed`` once per column over all runs of al
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from thinrow.core.errors import CorruptionError
 from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.core.users import plain
 from thinrow.history.archive.dictionaries import ColumnDictionary
-from thinrow.history.archive.layout import StoredColumn
+from thinrow.history.archive.layout import StoredColumn, key_columns
 from thinrow.history.archive.lookup import Ints, Pieces, naming
 from thinrow.history.archive.segments import GroupStreams, OverlayLayer
 from thinrow.jagged import Column
@@ -112,6 +112,27 @@ class _Chunks:
 
 
 @dataclass(frozen=True, slots=True)
+class _Placed:
+    """Where the chunks of one feature group lie.
+
+    Attributes:
+        of_run: chunk of each run, -1 where its segment lacks the group.
+        position, records, chunk: (C,) place of each chunk's segment in the set, its stripe's record, its own.
+        files: names of the files.
+        source: (C,) file of each chunk.
+        buffers: the mapped files; None where they must be read.
+    """
+
+    of_run: Ints
+    position: Ints
+    records: npt.NDArray[np.void]
+    chunk: npt.NDArray[np.void]
+    files: Sequence[str]
+    source: Ints
+    buffers: Buffers | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Places:
     """Where the values of each run lie in its block and in the output.
 
@@ -160,6 +181,7 @@ class RowReader:
         self.total = int(self.out_pos[-1])
         self._rows = _Places(None, self.row_from, self.row_to, self.out_pos)
         self._chunks: dict[str, _Chunks] = {}
+        self._bodies: dict[str, npt.NDArray[np.uint8]] = {}
         self._found: _Stripes | None = None
         self._every = np.arange(len(piece))
 
@@ -437,11 +459,30 @@ class RowReader:
         self._found = _Stripes(of_run, position, stripe, records)
         return self._found
 
-    def _fetch_now(self, group: str) -> _Chunks:
-        """Find or read the chunks of all runs, and check their headers."""
+    def prefetch(self, columns: Sequence[StoredColumn]) -> None:
+        """Read the keys' and all these columns' blocks at once, where each read is a round trip to a distant store."""
+        if self.segments.buffers is not None or not self.total:
+            return
+        groups = dict.fromkeys(p.group for c in (*key_columns(), *columns) for p in self.segments.streams(c.id))
         since = time.perf_counter()
-        stripes = self._stripes()
-        place, widths = self.segments.group(group)
+        self._read_bodies({g: self._placed(g) for g in groups if g not in self._chunks})
+        self.stats.clock("fetch", since)
+
+    def _read_bodies(self, groups: Mapping[str, _Placed]) -> None:
+        """Read the chunks of groups into memory, one after another, in one call."""
+        files = {name: k for k, name in enumerate(dict.fromkeys(n for p in groups.values() for n in p.files))}
+        which = np.concatenate([np.array([files[n] for n in p.files], np.int64)[p.source] for p in groups.values()])
+        chunk = np.concatenate([p.chunk for p in groups.values()])
+        offset, length = chunk["offset"].astype(np.int64), chunk["length"].astype(np.int64)
+        ends, total = np.cumsum(length), int(length.sum())
+        buffer = pool.empty(total // 8 + 1, np.int64).view(np.uint8)[:total]
+        self.generation.objects.read_many(list(files), which, offset, length, buffer, ends - length)
+        stop = offsets_of([int(p.chunk["length"].sum(dtype=np.int64)) for p in groups.values()])
+        for k, group in enumerate(groups):
+            self._bodies[group] = buffer[stop[k] : stop[k + 1]]
+
+    def _placed(self, group: str) -> _Placed:
+        stripes, (place, _) = self._stripes(), self.segments.group(group)
         of_run, position, number, records = stripes.of_run, stripes.position, stripes.number, stripes.records
         if (place < 0).any():
             have = place[position] >= 0
@@ -453,14 +494,22 @@ class RowReader:
             files, buffers, source = layer.names, layer.buffers, layer.file[position]
             records = self._overlay_records(layer, group, source, number, records, of_run)
         chunk = records["chunks"][np.arange(len(records)), place[position]]
+        return _Placed(of_run, position, records, chunk, files, source, buffers)
+
+    def _fetch_now(self, group: str) -> _Chunks:
+        """Find or read the chunks of all runs, and check their headers."""
+        since = time.perf_counter()
+        placed = self._placed(group)
+        of_run, position, records, chunk = placed.of_run, placed.position, placed.records, placed.chunk
         offset, length = chunk["offset"].astype(np.int64), chunk["length"].astype(np.int64)
         self.stats.bytes_read += int(length.sum())
+        buffers, source = placed.buffers, placed.source
         if buffers is None:
-            ends = np.cumsum(length)
-            total = int(length.sum())
-            buffer = pool.empty(total // 8 + 1, np.int64).view(np.uint8)[:total]
-            self.generation.objects.read_many(files, source, offset, length, buffer, ends - length)
-            buffers, source, offset = Buffers([buffer]), np.zeros(len(offset), np.int64), ends - length
+            if group not in self._bodies:
+                self._read_bodies({group: placed})
+            buffers = Buffers([self._bodies.pop(group)])
+            source, offset = np.zeros(len(offset), np.int64), np.cumsum(length) - length
+        widths = self.segments.group(group)[1]
         header_crc = np.ascontiguousarray(chunk["header_crc"])
         try:
             headers = parse_headers(buffers, source, offset, length, widths[position], header_crc)

@@ -131,6 +131,7 @@ class Window:
         piece, start, stop = kernel("runs_of_rows")(self.pieces.run_off, self._rows, first, last)
         reader = RowReader(self.generation, self.pieces, piece, start, stop, self.stats)
         owner = np.searchsorted(self.pieces.piece_off, piece, side="right") - 1
+        reader.prefetch(columns)
         user_off = reader.out_pos[np.searchsorted(owner, np.arange(len(self.pieces.users) + 1))]
         keys = self._decode_keys(reader, owner)
         with reader.naming(0):
