@@ -32,6 +32,7 @@ from thinrow.core.users import UserKind, bucket_of
 from thinrow.examples.datafiles import ROW_GROUP_ROWS, local_path
 from thinrow.examples.records import ExampleBatch
 from thinrow.examples.table import SORT_COLUMNS, ExampleTable
+from thinrow.schema.event_schema import ColumnSpec, Trait
 from thinrow.testing.examples import event_schema, example_schema, random_examples, same_records
 
 XS = example_schema()
@@ -310,3 +311,36 @@ def test_rows_of_an_older_schema_read_as_null(table: ExampleTable) -> None:
     rows = pa.concat_tables([table.scan_bucket(b) for b in table.buckets()])
     later = ExampleBatch.from_arrow(rows, newer, XS).batch.inline.columns["later"]
     assert later.valid is None or not later.valid.any()
+
+
+def test_a_table_follows_the_schema_of_its_store(table: ExampleTable) -> None:
+    """Swapped names, a widened, a dropped and an added column: rows of before and after are read by column id."""
+    before = _examples(5, 30)
+    table.append(before)
+    snapshot = table.snapshot_id
+    old = table.event_schema
+    swapped = {"item": "short", "short": "item", "department": "place"}
+    kept = [replace(c, name=swapped.get(c.name, c.name)) for c in old.columns if c.name != "count"]
+    wide = [replace(c, dtype="int64") if c.name == "tiny" else c for c in kept]
+    later = ColumnSpec(99, "later", Trait.ID, "int32", "rest", nullable=True)
+    new = replace(old, schema_id=2, columns=(*wide, later))
+    after = random_examples(np.random.default_rng(6), 20, new, XS, first_id=100)
+    with ExampleTable.open(table.path) as other:
+        other.append(after)
+        assert other.event_schema == new
+        found = _everything(other)
+    assert same_records(found.take(np.arange(30)), replace(before, batch=before.batch.under(new)))
+    assert same_records(found.take(np.arange(30, 50)), after)
+    # Who had the table open sees the change; an older snapshot is read under the new names too.
+    assert table.rows() == 50
+    assert table.event_schema == new
+    parts = [table.read_bucket(b, snapshot) for b in range(table.n_buckets)]
+    assert sum(len(p) for p in parts) == 30
+    table.append(_examples(7, 5, first_id=200))  # of the old schema still
+    table.cluster()
+    again = _everything(table)
+    assert same_records(again.take(np.arange(50)), found)
+    assert len(again) == 55
+    with pytest.raises(SchemaError, match="event schema 1 for table 'examples', which has 2; pass the newest schema"):
+        table.evolve(old)
+    table.evolve(new)

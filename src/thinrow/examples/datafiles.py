@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +151,7 @@ class DataFileWriter:
             **self._encodings,
         ) as writer:
             for rows in parts:
-                writer.write_table(rows.cast(self._schema), row_group_size=row_group_rows)
+                writer.write_table(rows.select(self._schema.names).cast(self._schema), row_group_size=row_group_rows)
         statistics = data_file_statistics_from_parquet_metadata(
             parquet_metadata=writer.writer.metadata,
             stats_columns=self._statistics,
@@ -185,8 +185,11 @@ class DataFileWriter:
             path.unlink(missing_ok=True)
 
 
-def read_rows(file: StoredFile, schema: pa.Schema, names: Sequence[str] | None, start: int, stop: int) -> pa.Table:
+def read_rows(file: StoredFile, ids: Mapping[str, int], names: Sequence[str], start: int, stop: int) -> pa.Table:
     """Rows ``[start, stop)`` of a data file, in stored order; only the row groups that hold them are read.
+
+    Columns are found by Iceberg field id (``ids``: name -> id), whatever name they had when the file was written; those
+    that the file lacks are left out.
 
     Raises:
         ObjectNotFound: the file is missing.
@@ -198,14 +201,19 @@ def read_rows(file: StoredFile, schema: pa.Schema, names: Sequence[str] | None, 
             raise CorruptionError(f"{os.path.getsize(path)} bytes, {file.bytes} were written", file=path)
         with pq.ParquetFile(path, page_checksum_verification=True, memory_map=True) as parquet:
             groups, skip = _row_groups(parquet.metadata, start, stop)
-            have = set(parquet.schema_arrow.names)
-            wanted = [n for n in (schema.names if names is None else names) if n in have]
-            table = parquet.read_row_groups(groups, columns=wanted, use_threads=False)
+            have = {_field_id(f): f.name for f in parquet.schema_arrow}
+            wanted = [n for n in names if ids[n] in have]
+            stored = [have[ids[n]] for n in wanted]
+            table = parquet.read_row_groups(groups, columns=stored, use_threads=False)
     except FileNotFoundError as e:
         raise ObjectNotFound(f"data file {path} is missing; restore it, or read another snapshot") from e
     except (pa.ArrowException, OSError) as e:
         raise CorruptionError(str(e).splitlines()[0], file=path) from e
-    return table.slice(skip, stop - start).select(wanted)
+    return table.slice(skip, stop - start).select(stored).rename_columns(wanted)
+
+
+def _field_id(field: pa.Field) -> int:
+    return int((field.metadata or {}).get(b"PARQUET:field_id", -1))
 
 
 def _row_groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:

@@ -27,6 +27,7 @@ from pyiceberg.types import (
 from thinrow.core.errors import CorruptionError, InputError, NewerFormatError, ObjectNotFound, SchemaError, StoreError
 from thinrow.examples.datafiles import StoredFile, local_path
 from thinrow.examples.layout import StoredField
+from thinrow.schema.event_schema import EventSchema
 
 FORMAT = 1
 NAMESPACE = "thinrow"
@@ -107,6 +108,37 @@ def iceberg_schema(fields: Sequence[StoredField]) -> Schema:
             next_id += 1
         result.append(NestedField(number, f.name, kind, required=f.jagged or not f.nullable))
     return Schema(*result)
+
+
+def evolve_columns(tx: Transaction, old: EventSchema, new: EventSchema) -> None:
+    """Change the columns of recent events from those of one event schema to those of a later one, by column id: Iceberg
+    keeps a field's id when it is renamed, and data files are read by it."""
+    before, after = ({c.id: c for c in s.columns} for s in (old, new))
+    moved = [c for c in old.columns if c.id in after and after[c.id].name != c.name]
+    with tx.update_schema(allow_incompatible_changes=True) as update:
+        for c in old.columns:
+            if c.id not in after:
+                update.delete_column((f"recent_{c.name}",))
+        # By way of names that nothing has, so that two columns may swap theirs.
+        for c in moved:
+            update.rename_column((f"recent_{c.name}",), f"moving {c.id}")
+    with tx.update_schema() as update:
+        for c in moved:
+            update.rename_column((f"moving {c.id}",), f"recent_{after[c.id].name}")
+    with tx.update_schema() as update:
+        for c in new.columns:
+            kind: PrimitiveType | ListType = _ICEBERG_TYPES[c.dtype]
+            nested = c.ragged or c.size > 0
+            if c.id in before:
+                if kind != _ICEBERG_TYPES[before[c.id].dtype]:
+                    path = (f"recent_{c.name}", "element", *["element"] * nested)
+                    update.update_column(path, field_type=_ICEBERG_TYPES[c.dtype])
+                continue
+            if nested:
+                kind = ListType(element_id=0, element_type=kind, element_required=True)
+            column = ListType(element_id=0, element_type=kind, element_required=False)
+            update.add_column((f"recent_{c.name}",), column)
+    tx.set_properties({"thinrow.event_schema": new.to_json()})
 
 
 def check_format(properties: Mapping[str, str], path: Path, name: str) -> None:

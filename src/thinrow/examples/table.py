@@ -61,6 +61,7 @@ from thinrow.examples.iceberg import (
     buckets_of,
     carried_state,
     check_format,
+    evolve_columns,
     files_named,
     iceberg_schema,
     list_files,
@@ -104,16 +105,22 @@ class ExampleTable:
         self._catalog, self._table = catalog, table
         self._lock = threading.Lock()
         self._files: dict[int | None, tuple[StoredFile, ...]] = {}
+        check_format(table.metadata.properties, path, name)
+        self.n_buckets = buckets_of(table)
+        self._read_schemas(table)
+
+    def _read_schemas(self, table: Table) -> None:
         properties = table.metadata.properties
-        check_format(properties, path, name)
         try:
             self.event_schema = EventSchema.from_dict(json.loads(properties["thinrow.event_schema"]))
             self.example_schema = ExampleSchema.from_dict(json.loads(properties["thinrow.example_schema"]))
         except (KeyError, ValueError) as e:
-            raise SchemaError(f"table {name!r} in {path} has no readable thinrow schemas: {e}; it is not ours") from e
-        self.n_buckets = buckets_of(table)
+            where = f"table {self.name!r} in {self.path}"
+            raise SchemaError(f"{where} has no readable thinrow schemas: {e}; it is not ours") from e
+        self._schemas_text = properties["thinrow.event_schema"]
         self._fields = example_fields(self.event_schema, self.example_schema)
         self._schema = arrow_schema(self._fields)
+        self._ids = {f.name: f.field_id for f in table.schema().fields}
 
     @classmethod
     def create(
@@ -425,6 +432,9 @@ class ExampleTable:
 
     def _append(self, table: Table, examples: ExampleBatch | pa.Table, join_state: str | None) -> int:
         if isinstance(examples, ExampleBatch):
+            newer = examples.batch.schema
+            if newer is not None and newer.schema_id > self.event_schema.schema_id:
+                table = self._evolve(table, newer)
             examples = examples.to_arrow(self.event_schema, self.example_schema)
         rows = self._conformed(examples)
         properties = carried_state(table) if join_state is None else {JOIN_STATE: join_state}
@@ -436,6 +446,30 @@ class ExampleTable:
                 update.append_data_file(out.write(_sorted(part), bucket))
             update.commit()
         return self._committed(table)
+
+    def evolve(self, event_schema: EventSchema) -> None:
+        """Take the columns of a later event schema of the store: rows that are there read by column id, null in columns
+        that were added. ``append`` does it by itself where its rows are of a later schema.
+
+        Raises:
+            SchemaError: the schema is older than the table's, or another one of the same id.
+            CommitConflict: another writer committed first; nothing was changed.
+        """
+        table = self._refreshed()
+        if event_schema.schema_id < self.event_schema.schema_id or (
+            event_schema.schema_id == self.event_schema.schema_id and event_schema != self.event_schema
+        ):
+            raise SchemaError(
+                f"event schema {event_schema.schema_id} for table {self.name!r}, which has "
+                f"{self.event_schema.schema_id}; pass the newest schema of the store"
+            )
+        if event_schema != self.event_schema:
+            self._evolve(table, event_schema)
+
+    def _evolve(self, table: Table, event_schema: EventSchema) -> Table:
+        with self._mapped_errors(), Transaction(table) as tx:
+            evolve_columns(tx, self.event_schema, event_schema)
+        return self._refreshed()
 
     def _conformed(self, rows: pa.Table) -> pa.Table:
         missing = [n for n in self._schema.names if n not in rows.column_names]
@@ -469,7 +503,7 @@ class ExampleTable:
         for file in files:
             low, high = max(start - row, 0), file.rows if stop is None else min(stop - row, file.rows)
             if low < high:
-                parts.append(read_rows(file, self._schema, columns, low, high))
+                parts.append(read_rows(file, self._ids, self._schema.names if columns is None else columns, low, high))
             row += file.rows
         names = self._schema.names if columns is None else list(columns)
         schema = pa.schema([self._schema.field(n) for n in names])
@@ -502,6 +536,8 @@ class ExampleTable:
                 self._table = self._catalog.load_table((NAMESPACE, self.name))
             except OperationalError as e:
                 raise StoreError(f"the catalog of {self.path} is busy: {e.orig}; try again") from e
+            if self._table.metadata.properties.get("thinrow.event_schema") != self._schemas_text:
+                self._read_schemas(self._table)
             return self._table
 
     @contextmanager
