@@ -1,7 +1,7 @@
 """Writing: from events in memory and requests to what training reads, against writing fat rows of the same requests.
 
 - ``thinrow``: bulk load into an archive, a snapshot of every request, and its example (version, three candidates, a
-  label) appended to a training table and clustered.
+  label) appended to a training table, sorted within its buckets.
 - ``sorted_fat_rows``: Parquet, K = 20 requests a user, each with its whole visible history, sorted by (user, time),
   plain, zstd-3. The events lie sorted in memory already.
 - ``unsorted_fat_rows``: the same rows in order of request time; bytes only.
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.datagen.datasets import Histories, Work, load
-from bench.datagen.requests import Batch, clustered_batches, unique_events
+from bench.datagen.requests import Batch, K, clustered, unique_events
 from bench.harness import Options, Result, rates
 from bench.peers.fat_rows import in_time_order, write_fat_rows
 from bench.peers.peer import tree_bytes
@@ -28,6 +28,7 @@ from bench.peers.thinrow import logged
 from thinrow.core.ragged import ranges_index
 from thinrow.examples.records import ExampleBatch, Impressions
 from thinrow.examples.table import ExampleTable
+from thinrow.history.requests import RequestBatch
 from thinrow.history.store import HistoryStore
 from thinrow.jagged import Column, Jagged
 from thinrow.schema import ExampleSchema
@@ -41,7 +42,7 @@ def run(options: Options) -> Result:
     rounds = options.rounds or (1 if options.quick else 3)
     with Work(options.work) as work, tempfile.TemporaryDirectory(dir=work.path) as folder:
         whole = load(options.data, work, quick=options.quick, git_file=options.git_file)
-        data, batches = _part(whole, clustered_batches(whole, options.quick))
+        data, batches = _part(whole, clustered(whole, *((2, 5) if options.quick else (8, 25)), K))
         n = unique_events(batches)
         parameters = {**whole.parameters, "users": data.n_users, "unique_events": n, "rounds": rounds}
         result = Result("write", parameters | {"requests": sum(len(b) for b in batches)})
@@ -96,15 +97,12 @@ def _write_ours(folder: Path, data: Histories, batches: Sequence[Batch]) -> int:
         ) as table,
     ):
         store.bulk_load(data.table())
-        done = 0
-        for batch in batches:
-            ids = np.arange(done, done + len(batch))
-            done += len(batch)
-            offsets = np.arange(len(batch) + 1) * _CANDIDATES
-            shown = data.columns[item][np.repeat(batch.stop - 1, _CANDIDATES)].astype(np.int64)
-            candidates = {"item": Jagged(Column(shown), offsets)}
-            impressions = Impressions.of(_EXAMPLES, ids, logged(store, batch), candidates=candidates)
-            labels = {"click": Jagged(Column(np.zeros(len(shown), np.int32)), offsets)}
-            table.append(ExampleBatch.label(impressions, labels))
-        table.cluster()
+        seen = RequestBatch.concat([logged(store, b) for b in batches])
+        offsets = np.arange(len(seen) + 1) * _CANDIDATES
+        newest = np.concatenate([b.stop - 1 for b in batches])
+        shown = data.columns[item][np.repeat(newest, _CANDIDATES)].astype(np.int64)
+        candidates = {"item": Jagged(Column(shown), offsets)}
+        impressions = Impressions.of(_EXAMPLES, np.arange(len(seen)), seen, candidates=candidates)
+        labels = {"click": Jagged(Column(np.zeros(len(shown), np.int32)), offsets)}
+        table.append(ExampleBatch.label(impressions, labels))
         return table.bytes()

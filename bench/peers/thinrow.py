@@ -28,6 +28,7 @@ from thinrow.schema import VERSION_DTYPE, Projection
 _WRITING = (
     *(f"history/archive/{name}.py" for name in ("encode", "layout", "writer")),
     "kernels/numba/encode*.py",
+    "kernels/numba/nested.py",
     "storage/codecs*.py",
 )
 
