@@ -61,7 +61,18 @@ def grouped(draw: st.DrawFn) -> dict[str, Any]:
 @given(g=grouped())
 def test_example_slices(g: dict[str, Any]) -> None:
     names = ("off", "ts", "arrival", "hidden", "user_of", "request_ts", "bound", "oldest", "max_len")
-    same("example_slices", *(g[n] for n in names))
+    same("example_slices", *(g[n] for n in names), sees_all(g))
+    same("example_slices", *(g[n] for n in names), np.zeros(len(g["user_of"]), np.bool_))
+
+
+def sees_all(g: dict[str, Any]) -> Any:
+    """(X,) whether the example sees all events of its user before its request."""
+    found = []
+    for u, t, bound in zip(g["user_of"], g["request_ts"], g["bound"], strict=True):
+        rows = slice(g["off"][u], g["off"][u + 1])
+        hidden = (g["arrival"][rows] > bound) | (g["hidden"][rows] <= bound)
+        found.append(not (hidden & (g["ts"][rows] < t)).any())
+    return np.array(found, np.bool_)
 
 
 def newest_rows(g: dict[str, Any], x: int) -> list[int]:
@@ -79,7 +90,7 @@ def newest_rows(g: dict[str, Any], x: int) -> list[int]:
 @given(g=grouped())
 def test_slices_hold_the_newest_of_each_length(g: dict[str, Any]) -> None:
     names = ("off", "ts", "arrival", "hidden", "user_of", "request_ts", "bound", "oldest", "max_len")
-    start, stop, exact = kernel("example_slices")(*(g[n] for n in names))
+    start, stop, exact = kernel("example_slices")(*(g[n] for n in names), sees_all(g))
     for x in range(len(start)):
         inside = np.arange(start[x], stop[x])
         shown = (g["arrival"][inside] <= g["bound"][x]) & (g["hidden"][inside] > g["bound"][x])
@@ -99,6 +110,9 @@ def test_read_ranges_hold_the_newest_of_each_length(g: dict[str, Any], seed: int
     examples = tuple(g[n] for n in ("user_of", "request_ts", "bound", "oldest", "max_len"))
     arguments = (run_off, run_of_user, *spans, piece_off[:-1].copy(), ts, arrival, hidden, *examples)
     same("read_ranges", *arguments)
+    visible = (run_off[run_of_user], *spans, *arguments[7:11], *examples[:3])
+    same("all_visible", *visible)
+    np.testing.assert_array_equal(kernel("all_visible")(*visible), sees_all(g))
     first, last = kernel("read_ranges")(*arguments)
     run_row = piece_off[run_off]
     for x in range(len(g["user_of"])):

@@ -53,5 +53,5 @@ def featurize(
     sources |= {f"cand.{n}": c for n, c in candidates.items()}
     outputs = plan.apply(sources, histories, request_ts)
     derived = {n: c for n, c in outputs.items() if plan.domain(n) == "history" and isinstance(c, Column)}
-    with_derived = replace(histories, events=replace(events, columns={**events.columns, **derived}))
+    with_derived = replace(histories, events=events.with_columns({**events.columns, **derived}))
     return with_derived, {n: c for n, c in outputs.items() if n not in derived}

@@ -25,7 +25,7 @@ from thinrow.history.archive.hides import hide
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.lookup import Ints
 from thinrow.history.archive.reader import ReadStats
-from thinrow.history.archive.window import Window, merge, read_everything
+from thinrow.history.archive.window import Window, cut_windows, merge, read_everything
 from thinrow.history.missing import COMPLETE, Missing, OnMissing, check_policy
 from thinrow.history.recast import recast
 from thinrow.history.requests import RequestBatch
@@ -124,20 +124,12 @@ def _reconstruct(
     newest = projection.newest(batch.versions["seq_len"] - gone + batch.inline.lengths)
     events = window.read(newest, oldest, columns)
     since = time.perf_counter()
+    whole = window.all_visible()
     if not archived.all():
         events = _merge_inline(events, batch, user_of, ~archived, window, specs)
-    start, stop, exact = kernel("example_slices")(
-        events.offsets,
-        events.event_ts,
-        events.arrival,
-        events.hidden_from,
-        user_of,
-        batch.request_ts,
-        bound,
-        oldest,
-        newest,
-    )
-    histories = SharedHistories(events, user_of, start, stop, bound, exact)
+        # What one request saw as recent may not be what an earlier one of the same user saw.
+        whole[:] = False
+    histories = cut_windows(events, user_of, batch.request_ts, bound, oldest, newest, whole)
     stats.clock("merge", since)
     stats.events_delivered += int(histories.lengths().sum())
     return Reconstruction(histories, stats, status, kept)

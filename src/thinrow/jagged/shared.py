@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.ragged import offsets_of, ranges_index
-from thinrow.jagged.column import Column, concat_columns
+from thinrow.jagged.column import Column
 from thinrow.jagged.events import Events
 from thinrow.jagged.jagged import Jagged
 
@@ -97,14 +97,7 @@ class SharedHistories:
         n_events = np.cumsum([0, *(len(p.events) for p in parts)])
         n_users = np.cumsum([0, *(len(p.events.users) for p in parts)])
         shifted = list(zip(parts, n_events[:-1], n_users[:-1], strict=True))
-        events = Events(
-            np.concatenate([p.events.users for p in parts]),
-            np.concatenate([[0], *(p.events.offsets[1:] + e for p, e, _ in shifted)]).astype(np.int64),
-            np.concatenate([p.events.event_ts for p in parts]),
-            np.concatenate([p.events.arrival for p in parts]),
-            np.concatenate([p.events.hidden_from for p in parts]),
-            {n: concat_columns([p.events.columns[n] for p in parts]) for n in parts[0].events.columns},
-        )
+        events = Events.concat([p.events for p in parts])
         return SharedHistories(
             events,
             np.concatenate([p.user_of + u for p, _, u in shifted]),

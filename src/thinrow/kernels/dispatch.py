@@ -47,6 +47,7 @@ KERNELS: dict[str, str] = {
     "read_ranges": "history",
     "merge_runs": "history",
     "example_slices": "history",
+    "all_visible": "history",
     "piece_summaries": "history",
     "remap_codes": "history",
     "runs_of_rows": "history",

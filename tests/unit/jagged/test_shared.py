@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -178,7 +180,35 @@ def test_a_user_of_two_parts_stays_there_twice() -> None:
 
 def test_users_of_one_kind_keep_it() -> None:
     part = worked()
-    named = Events(as_users(["ada"]), *(getattr(part.events, n) for n in Events.__slots__[1:]))
+    names = ("offsets", "event_ts", "arrival", "hidden_from", "columns")
+    named = Events(as_users(["ada"]), *(getattr(part.events, n) for n in names))
     text = SharedHistories(named, part.user_of, part.start, part.stop, part.bound, part.exact)
     assert SharedHistories.concat([text, text]).events.users.tolist() == ["ada", "ada"]
     assert text.select(np.array([1])).events.users.tolist() == ["ada"]
+
+
+def test_keys_are_made_when_somebody_asks() -> None:
+    """Lazy events answer as eager ones do, after any selection, and are made once."""
+    part = worked()
+    eager, made = part.events, []
+
+    def keys() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        made.append(1)
+        return eager.arrival, eager.hidden_from
+
+    lazy = Events.lazy(eager.users, eager.offsets, eager.event_ts, keys, eager.columns)
+    users = np.arange(len(eager.users))
+    rows = np.arange(len(eager))[::-1]
+    pairs = [
+        (lazy.take_users(users), eager.take_users(users)),
+        (lazy.take_rows(rows, eager.offsets), eager.take_rows(rows, eager.offsets)),
+        (Events.concat([lazy, eager]), Events.concat([eager, eager])),
+        (lazy.with_columns({}), eager.with_columns({})),
+    ]
+    assert made == []
+    for a, b in pairs:
+        np.testing.assert_array_equal(a.arrival, b.arrival)
+        np.testing.assert_array_equal(a.hidden_from, b.hidden_from)
+    copied = pickle.loads(pickle.dumps(lazy))
+    np.testing.assert_array_equal(copied.arrival, eager.arrival)
+    assert made == [1]

@@ -25,10 +25,9 @@ from thinrow.core.users import Users, as_users, bucket_of, distinct
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.lookup import look_up
 from thinrow.history.archive.reader import ReadStats
-from thinrow.history.archive.window import Window
+from thinrow.history.archive.window import Window, cut_windows
 from thinrow.jagged import Column, SharedHistories
 from thinrow.jagged.column import ARROW_TYPES
-from thinrow.kernels import kernel
 from thinrow.schema import ColumnSpec, Projection, Trait
 
 if TYPE_CHECKING:
@@ -193,10 +192,7 @@ def read_archived(generation: Generation, projection: Projection, request_ts: in
         if projection.horizon_ms is not None:
             oldest = at - projection.horizon_ms
         events = window.read(newest, oldest, columns)
-        start, stop, exact = kernel("example_slices")(
-            events.offsets, events.event_ts, events.arrival, events.hidden_from, who, at, bound, oldest, newest
-        )
-        return SharedHistories(events, who, start, stop, bound, exact)
+        return cut_windows(events, who, at, bound, oldest, newest, window.all_visible())
 
     return read
 

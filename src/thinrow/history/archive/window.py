@@ -22,10 +22,11 @@ from thinrow.history.archive.hides import group_hides
 from thinrow.history.archive.layout import StoredColumn, key_columns
 from thinrow.history.archive.lookup import Ints, Pieces, look_up, with_hides
 from thinrow.history.archive.reader import ReadStats, RowReader
-from thinrow.jagged import Events
+from thinrow.jagged import Events, SharedHistories
 from thinrow.kernels import kernel
 
 _EVENT_TS, _ARRIVAL, _HIDDEN_FROM = key_columns()
+_NONE = np.empty(0, np.int64)
 
 
 class Window:
@@ -116,6 +117,14 @@ class Window:
         count, digest, start, end = result
         return count, digest, start, end
 
+    def all_visible(self) -> npt.NDArray[np.bool_]:
+        """(X,) whether the example sees every archived event of its user that has ``event_ts < request_ts``."""
+        found: npt.NDArray[np.bool_] = kernel("all_visible")(
+            self.pieces.piece_off, *self._spans, self._rows, self.key_off, *self._keys,
+            self.user_of, self.request_ts, self.bound,
+        )  # fmt: skip
+        return found
+
     def read(self, max_len: Ints, oldest_ts: Ints, columns: Sequence[StoredColumn]) -> Events:
         """The events that the examples need: of example x at least the newest ``max_len[x]`` visible ones from
         ``oldest_ts[x]`` (inclusive) on. A user's are in order of (event_ts, arrival), ``hidden_from`` under all known
@@ -133,11 +142,18 @@ class Window:
         owner = np.searchsorted(self.pieces.piece_off, piece, side="right") - 1
         reader.prefetch(columns)
         user_off = reader.out_pos[np.searchsorted(owner, np.arange(len(self.pieces.users) + 1))]
-        keys = self._decode_keys(reader, owner)
+        if len(self.pieces.hides):
+            event_ts, *keys = self._decode_keys(reader, owner)
+            visibility = keys[0], keys[1]
+        else:
+            event_ts, visibility = reader.column(_EVENT_TS).values, None
         with reader.naming(0):
             values = {c.name: reader.column(c) for c in columns}
         self.stats.events_decoded += reader.total
-        events = Events(self.pieces.users, user_off, *keys, values)
+        if visibility is None:
+            events = Events.lazy(self.pieces.users, user_off, event_ts, lambda: _visibility(reader), values)
+        else:
+            events = Events(self.pieces.users, user_off, event_ts, *visibility, values)
         if len(self.pieces.run_off) - 1 <= len(self.pieces.users) and (np.diff(self.pieces.run_of_user) <= 1).all():
             return events
         since = time.perf_counter()
@@ -146,6 +162,27 @@ class Window:
         merged = merge(events, self.pieces.run_of_user, ends - length, ends)
         self.stats.clock("merge", since)
         return merged
+
+
+def cut_windows(
+    events: Events,
+    user_of: Ints,
+    request_ts: Ints,
+    bound: Ints,
+    oldest_ts: Ints,
+    newest: Ints,
+    whole: npt.NDArray[np.bool_],
+) -> SharedHistories:
+    """The newest events of each example as a slice of ``events``; ``whole`` as ``Window.all_visible`` gives it."""
+    keys = (_NONE, _NONE) if whole.all() else (events.arrival, events.hidden_from)
+    start, stop, exact = kernel("example_slices")(
+        events.offsets, events.event_ts, *keys, user_of, request_ts, bound, oldest_ts, newest, whole
+    )
+    return SharedHistories(events, user_of, start, stop, bound, exact)
+
+
+def _visibility(reader: RowReader) -> tuple[Ints, Ints]:
+    return reader.column(_ARRIVAL).values, reader.column(_HIDDEN_FROM).values
 
 
 def merge(events: Events, run_of_user: Ints, run_start: Ints, run_stop: Ints) -> Events:

@@ -332,27 +332,35 @@ def example_slices(
     bound: Ints,
     oldest_ts: Ints,
     max_len: Ints,
+    whole: Bools,
 ) -> tuple[Ints, Ints, Bools]:
-    """Start, stop and exactness of each example's newest ``max_len[x]`` visible events with event_ts >= oldest_ts."""
+    """Start, stop and exactness of each example's newest ``max_len[x]`` visible events with event_ts >= oldest_ts.
+
+    ``whole[x]`` says that example x sees every event before its request; ``arrival`` and ``hidden_from`` may be empty
+    where all are so.
+    """
     n = len(user_of)
     start = np.empty(n, np.int64)
     stop = np.empty(n, np.int64)
     exact = np.empty(n, np.bool_)
-    top = np.empty(len(event_ts), np.int64)
+    # Of users with such examples: the highest arrival up to each event, and the least hidden_from.
+    top = np.empty(len(arrival), np.int64)
     least_hidden = np.full(len(event_off) - 1, _NEVER, np.int64)
-    for u in range(len(event_off) - 1):
-        highest = np.int64(-1)
-        for i in range(event_off[u], event_off[u + 1]):
-            highest = max(highest, arrival[i])
-            top[i] = highest
-            least_hidden[u] = min(least_hidden[u], hidden_from[i])
+    known = np.zeros(len(event_off) - 1, np.bool_)
     for x in range(n):
         u = user_of[x]
-        a, b = event_off[u], bound[x]
-        end = _lower_bound(event_ts, a, event_off[u + 1], request_ts[x])
-        begin = _lower_bound(event_ts, a, end, oldest_ts[x])
+        b = bound[x]
+        if not whole[x] and not known[u]:
+            known[u] = True
+            highest = np.int64(-1)
+            for i in range(event_off[u], event_off[u + 1]):
+                highest = max(highest, arrival[i])
+                top[i] = highest
+                least_hidden[u] = min(least_hidden[u], hidden_from[i])
+        end = _lower_bound(event_ts, event_off[u], event_off[u + 1], request_ts[x])
+        begin = _lower_bound(event_ts, event_off[u], end, oldest_ts[x])
         stop[x] = end
-        if end == begin or (top[end - 1] <= b and least_hidden[u] > b):
+        if end == begin or whole[x] or (top[end - 1] <= b and least_hidden[u] > b):
             start[x] = max(begin, end - min(max_len[x], end - begin))
             exact[x] = True
             continue
@@ -372,6 +380,40 @@ def example_slices(
         start[x] = first
         exact[x] = hidden == 0
     return start, stop, exact
+
+
+@njit
+def all_visible(
+    piece_off: Ints,
+    first_ts: Ints,
+    last_ts: Ints,
+    max_arrival: Ints,
+    min_hidden: Ints,
+    n_rows: Ints,
+    key_off: Ints,
+    key_ts: Ints,
+    key_arrival: Ints,
+    key_hidden: Ints,
+    user_of: Ints,
+    request_ts: Ints,
+    bound: Ints,
+) -> Bools:
+    """Whether each example sees every event of its user with ``event_ts < request_ts``."""
+    whole = np.ones(len(user_of), np.bool_)
+    for x in range(len(user_of)):
+        t, b = request_ts[x], bound[x]
+        for p in range(piece_off[user_of[x]], piece_off[user_of[x] + 1]):
+            if first_ts[p] >= t or (max_arrival[p] <= b and min_hidden[p] > b):
+                continue
+            for i in range(key_off[p], key_off[p] + n_rows[p]):
+                if key_ts[i] >= t:
+                    break
+                if key_arrival[i] > b or key_hidden[i] <= b:
+                    whole[x] = False
+                    break
+            if not whole[x]:
+                break
+    return whole
 
 
 @njit

@@ -199,6 +199,7 @@ def example_slices(
     bound: Ints,
     oldest_ts: Ints,
     max_len: Ints,
+    whole: Bools,
 ) -> tuple[Ints, Ints, Bools]:
     n = len(user_of)
     start, stop, exact = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.bool_)
@@ -208,12 +209,38 @@ def example_slices(
         shown = [
             i
             for i in range(a, int(stop[x]))
-            if event_ts[i] >= oldest_ts[x] and arrival[i] <= bound[x] and hidden_from[i] > bound[x]
+            if event_ts[i] >= oldest_ts[x] and (whole[x] or arrival[i] <= bound[x] < hidden_from[i])
         ]
         shown = shown[max(len(shown) - int(max_len[x]), 0) :]
         start[x] = shown[0] if shown else stop[x]
         exact[x] = len(shown) == stop[x] - start[x]
     return start, stop, exact
+
+
+def all_visible(
+    piece_off: Ints,
+    first_ts: Ints,
+    last_ts: Ints,
+    max_arrival: Ints,
+    min_hidden: Ints,
+    n_rows: Ints,
+    key_off: Ints,
+    key_ts: Ints,
+    key_arrival: Ints,
+    key_hidden: Ints,
+    user_of: Ints,
+    request_ts: Ints,
+    bound: Ints,
+) -> Bools:
+    whole = np.ones(len(user_of), np.bool_)
+    for x in range(len(user_of)):
+        t, b = request_ts[x], bound[x]
+        for p in range(piece_off[user_of[x]], piece_off[user_of[x] + 1]):
+            if max_arrival[p] <= b and min_hidden[p] > b:
+                continue
+            rows = range(int(key_off[p]), int(key_off[p] + n_rows[p])) if first_ts[p] < t else range(0)
+            whole[x] &= all(key_ts[i] >= t or key_arrival[i] <= b < key_hidden[i] for i in rows)
+    return whole
 
 
 def piece_summaries(
