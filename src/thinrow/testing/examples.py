@@ -144,6 +144,9 @@ def random_column(
     return Column(integers.astype(dtype), valid)
 
 
+_EVENT_FIELDS = ("users", "offsets", "event_ts", "arrival", "hidden_from", "columns")
+
+
 def same_records(a: Any, b: Any) -> bool:
     """Whether two records (or arrays, columns, mappings of them) hold the same, whatever their dictionaries."""
     if isinstance(a, Column):
@@ -154,7 +157,8 @@ def same_records(a: Any, b: Any) -> bool:
         return bool(a == b)
     if isinstance(a, Mapping):
         return a.keys() == b.keys() and all(same_records(a[k], b[k]) for k in a)
-    return type(a) is type(b) and all(same_records(getattr(a, n), getattr(b, n)) for n in a.__slots__)
+    names = _EVENT_FIELDS if isinstance(a, Events) else a.__slots__
+    return type(a) is type(b) and all(same_records(getattr(a, n), getattr(b, n)) for n in names)
 
 
 def _users(codes: npt.NDArray[np.int64], kind: UserKind) -> Users:

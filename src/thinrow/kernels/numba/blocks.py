@@ -18,7 +18,7 @@ from thinrow.core.buffers import Buffers
 from thinrow.kernels.numba.intrinsics import pointer
 from thinrow.kernels.numba.jit import njit
 from thinrow.kernels.numba.nested import ABSENT, DECIMAL, MIXED, RUNS, open_nested, spread
-from thinrow.kernels.numba.unpack import LANES, add_lanes, packed_bytes, store, unpack
+from thinrow.kernels.numba.unpack import LANES, add_lanes, packed_bytes, scaled, store, unpack
 
 Array = npt.NDArray[Any]
 
@@ -88,24 +88,22 @@ def _look_up(codes: Array, table: Array, out: Array, at: int, itemsize: int) -> 
 
 
 @njit
-def _sum_deltas(words: Array, values: int, n_restarts: int, k: int, row: int, q: Array, value: Any) -> Any:
-    """Values in place of the deltas of rows [row, row + len(q)); ``value`` is that of the row before.
+def _sum_deltas(words: Array, values: int, n_restarts: int, k: int, row: int, steps: Array, value: Any) -> Any:
+    """Values in place of the steps to rows [row, row + len(steps)); ``value`` is that of the row before.
 
     ``values`` is the word of the first restart's value, k the first restart at or after ``row``; returns the last value
     and the first restart after these rows.
     """
-    min_delta, scale = words[0], words[1]
-    i, n = 0, len(q)
+    i, n = 0, len(steps)
     while i < n:
-        following = _restart_row(words, k) - row if k < n_restarts else n
-        steps = q[i : min(n, following)]
-        for j in range(len(steps)):
-            value += min_delta + steps[j] * scale
+        following = min(n, _restart_row(words, k) - row if k < n_restarts else n)
+        for j in range(i, following):
+            value += steps[j]
             steps[j] = value
-        i += len(steps)
+        i = following
         if i < n:
             value = words[values + k]
-            q[i] = value
+            steps[i] = value
             k += 1
             i += 1
     return value, k
@@ -144,20 +142,17 @@ def _affine(
 ) -> None:
     """Codec 2: rows [row, stop)."""
     base, scale = words[0], words[1]
-    direct = lanes and width > 0 and scale == np.uint64(1)
     while row < stop:
         # Whole groups of eight go straight to the output.
-        if direct and (row & 7) == 0 and stop - row >= 8:
+        if lanes and width > 0 and (row & 7) == 0 and stop - row >= 8:
             last = stop >> 3
-            add_lanes(words, 2, width, base, row >> 3, last, out, at * itemsize, itemsize)
+            add_lanes(words, 2, width, base, scale, row >> 3, last, out, at * itemsize, itemsize)
             at += (last << 3) - row
             row = last << 3
             continue
-        n = min(8 - (row & 7) if direct else CHUNK, stop - row)
-        q = unpack(buffer, words, 2, width, lanes, row, n, scratch)
-        for i in range(n):
-            q[i] = base + q[i] * scale
-        store(q, n, out, at, itemsize)
+        n = min(8 - (row & 7) if lanes else CHUNK, stop - row)
+        found = scaled(buffer, words, 2, width, lanes, base, scale, row, n, scratch)
+        store(found, n, out, at, itemsize)
         row, at = row + n, at + n
 
 
@@ -183,17 +178,19 @@ def _decode_packed(
 
     A delta block is summed from its restart k, so rows before ``row`` are decoded and not stored.
     """
-    first = _restart_row(words, k) if codec == DELTA else row
+    first, base, scale = row, np.uint64(0), np.uint64(1)
+    if codec == DELTA:
+        first, base, scale = _restart_row(words, k), words[0], words[1]
     value = np.uint64(0)
     while first < stop:
         n = min(CHUNK, stop - first)
-        q = unpack(buffer, words, packed, width, lanes, first, n, scratch)
+        found = scaled(buffer, words, packed, width, lanes, base, scale, first, n, scratch)
         if codec == DELTA:
-            value, k = _sum_deltas(words, packed - n_restarts, n_restarts, k, first, q, value)
+            value, k = _sum_deltas(words, packed - n_restarts, n_restarts, k, first, found, value)
             skipped = max(row - first, 0)
             if skipped < n:
-                store(q[skipped:], n - skipped, out, at + first + skipped - row, itemsize)
-        elif not _look_up(q, table, out, at + first - row, itemsize):
+                store(found[skipped:], n - skipped, out, at + first + skipped - row, itemsize)
+        elif not _look_up(found, table, out, at + first - row, itemsize):
             return False
         first += n
     return True

@@ -24,6 +24,8 @@ _POWERS, _MOST = np.array([10.0**e for e in range(16)]), 2.0**51
 
 #: Flag of a block's width: its packed values lie in lanes. So do those of stripes of this many rows or more.
 LANES, LANES_FROM = 0x80, 64
+#: Codes must save a byte for so many values, half a bit each: a look-up takes as long as all else.
+CODE_MARGIN = 16
 #: Most words of a local dictionary: they are sorted by insertion.
 MAX_LOCAL = 4096
 
@@ -250,33 +252,40 @@ def _plan(
                 codec[s], size[s] = CONSTANT, 8
             continue
         codec[s], size[s] = PACKED, 16 + _packed_bytes(n, w)
+        cost, margin = size[s], n // CODE_MARGIN
         other = 24 + (n_restarts * 4 + 7) // 8 * 8 + n_restarts * 8 + _packed_bytes(n, v)
-        if other < size[s]:
+        if other < cost:
             codec[s], size[s], base[s], scale[s], width[s] = DELTA, other, d, e, v
+            cost = other
         if n_words > 0:
             largest = np.uint64(0)
             for r in range(start, stop):
                 largest = max(largest, np.uint64(codes[r]))
             other = _packed_bytes(n, _bits(largest))
-            if other < size[s] and largest < NO_CODE:
+            if other + margin < cost and largest < NO_CODE:
                 codec[s], size[s], width[s] = DICTIONARY, other, _bits(largest)
+                cost = other + margin
         raw = (n * itemsize + 7) // 8 * 8
-        # A local dictionary as large as raw would win the tie by its lower id.
-        distinct = _distinct(words, start, stop, min(size[s], raw + 1), s, slot_stamp, slot_word, found)
+        # A local dictionary that costs as much as raw would win the tie by its lower id.
+        limit = min(cost, raw + 1) - margin
+        distinct = _distinct(words, start, stop, limit, s, slot_stamp, slot_word, found)
         if distinct >= 0:
             codec[s], size[s], width[s] = LOCAL, _local_bytes(n, distinct), _bits(np.uint64(distinct - 1))
-        if raw < size[s]:
+            cost = size[s] + margin
+        if raw < cost:
             codec[s], size[s], width[s] = RAW, raw, itemsize * 8
+            cost = raw
         if kind > 0:
             exponent, c, u = _plan_decimal(words, floats, start, stop, kind)
-            if exponent >= 0 and 16 + _packed_bytes(n, u) < size[s]:
+            if exponent >= 0 and 16 + _packed_bytes(n, u) < cost:
                 codec[s], size[s], width[s] = DECIMAL, 16 + _packed_bytes(n, u), u
+                cost = size[s]
                 base[s], scale[s] = c, exponent | kind << 8
         stamp = len(codec) + s
         other, hot, own = _plan_mixed(
-            words, start, stop, codes, n_words, _bits(reach), size[s], stamp, slot_stamp, slot_word
+            words, start, stop, codes, n_words, _bits(reach), cost - margin, stamp, slot_stamp, slot_word
         )
-        if other < size[s]:
+        if other < cost - margin:
             codec[s], size[s], width[s] = MIXED, other, _bits(np.uint64(hot + own - 1))
             base[s], scale[s] = a, hot
         if n >= LANES_FROM and codec[s] != RAW:

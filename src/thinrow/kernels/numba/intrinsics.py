@@ -1,8 +1,8 @@
 """What kernels cannot say in Python: loads at any alignment, memory at an address, values in vector registers.
 
 Worked example: eight lanes of 5 bits lie in the words ``row`` to ``row + 8``, lane l in word ``row + l``. With shift
-10, mask 31 and base 0 ``store8`` puts value 2 of every lane at ``out[at : at + 8]``. The vectors are LLVM's own: any
-processor runs them. numba does not notice edits here: delete the ``__pycache__`` of this folder after one.
+10, mask 31, base 0 and scale 1 ``store8`` puts value 2 of every lane at ``out[at : at + 8]``. The vectors are LLVM's
+own: any processor runs them. numba does not notice edits here: delete the ``__pycache__`` of this folder after one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def load64(typingctx: Any, data: Any, offset: Any) -> Any:
 
 
 def _lane_store(bits: int) -> Any:
-    """Compiles ``store(words, row, next_row, shift, mask, base, out, at)``: the eight values that lie at bit ``shift``
-    of the words ``row`` to ``row + 8`` (and go on in ``next_row``), plus ``base``, cut to ``bits`` at byte ``at``."""
+    """Compiles ``store(words, row, next_row, shift, mask, base, scale, out, at)``: ``base + q * scale`` of the eight
+    values q that lie at bit ``shift`` of the words ``row`` to ``row + 8`` (and go on in ``next_row``), cut to ``bits``
+    at byte ``at``."""
 
     @intrinsic
     def store(
@@ -51,13 +52,14 @@ def _lane_store(bits: int) -> Any:
         shift: Any,
         mask: Any,
         base: Any,
+        scale: Any,
         out: Any,
         at: Any,
     ) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             word, lanes = ir.IntType(64), ir.VectorType(ir.IntType(64), 8)
             source = context.make_array(signature.args[0])(context, builder, args[0]).data
-            target = context.make_array(signature.args[6])(context, builder, args[6]).data
+            target = context.make_array(signature.args[7])(context, builder, args[7]).data
 
             def load(index: Any) -> Any:
                 value = builder.load(builder.bitcast(builder.gep(source, [index]), lanes.as_pointer()))
@@ -73,14 +75,14 @@ def _lane_store(bits: int) -> Any:
             rest = builder.sub(ir.Constant(word, 63), args[3])
             high = builder.shl(builder.shl(load(args[2]), splat(ir.Constant(word, 1))), splat(rest))
             value = builder.and_(builder.or_(builder.lshr(load(args[1]), splat(args[3])), high), splat(args[4]))
-            value = builder.add(value, splat(args[5]))
+            value = builder.add(builder.mul(value, splat(args[6])), splat(args[5]))
             kind = ir.VectorType(ir.IntType(bits), 8)
             if bits < 64:
                 value = builder.trunc(value, kind)
-            builder.store(value, builder.bitcast(builder.gep(target, [args[7]]), kind.as_pointer())).align = 1
+            builder.store(value, builder.bitcast(builder.gep(target, [args[8]]), kind.as_pointer())).align = 1
             return context.get_dummy_value()
 
-        kinds = (types.intp, types.intp, types.uint64, types.uint64, types.uint64)
+        kinds = (types.intp, types.intp, *(types.uint64,) * 4)
         return types.void(words, *kinds, out, types.intp), emit
 
     return store

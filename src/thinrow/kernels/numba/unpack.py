@@ -32,9 +32,18 @@ def packed_bytes(n: Any, width: Any, lanes: Any) -> Any:
 
 @njit
 def add_lanes(
-    words: Array, packed: int, width: int, base: Any, group: int, last: int, out: Array, at: int, itemsize: int
+    words: Array,
+    packed: int,
+    width: int,
+    base: Any,
+    scale: Any,
+    group: int,
+    last: int,
+    out: Array,
+    at: int,
+    itemsize: int,
 ) -> None:
-    """``base`` + packed value of the groups of eight [group, last), as items from byte ``at`` of ``out`` (uint8) on.
+    """``base + q * scale`` of the groups of eight [group, last), as items from byte ``at`` of ``out`` (uint8) on.
 
     ``packed`` is the word where the lanes begin; width is 1 or more.
     """
@@ -45,35 +54,58 @@ def add_lanes(
     if itemsize == 8:
         for _ in range(group, last):
             row = packed + (bit >> 6) * 8
-            store64(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, out, at)
+            store64(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, scale, out, at)
             bit, at = bit + width, at + step
     elif itemsize == 4:
         for _ in range(group, last):
             row = packed + (bit >> 6) * 8
-            store32(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, out, at)
+            store32(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, scale, out, at)
             bit, at = bit + width, at + step
     elif itemsize == 2:
         for _ in range(group, last):
             row = packed + (bit >> 6) * 8
-            store16(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, out, at)
+            store16(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, scale, out, at)
             bit, at = bit + width, at + step
     else:
         for _ in range(group, last):
             row = packed + (bit >> 6) * 8
-            store8(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, out, at)
+            store8(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, scale, out, at)
             bit, at = bit + width, at + step
 
 
 @njit
 def unpack(buffer: Array, words: Array, packed: Any, width: Any, lanes: Any, first: Any, n: Any, out: Array) -> Array:
-    """Packed values ``[first, first + n)``, which begin at word ``packed`` of the block, as (n,) uint64 within ``out``.
+    """As ``scaled`` with base 0 and scale 1."""
+    return scaled(buffer, words, packed, width, lanes, np.uint64(0), np.uint64(1), first, n, out)
 
-    ``buffer`` and ``words`` are the block; ``out`` has room for 8 values more than n.
+
+@njit
+def scaled(
+    buffer: Array,
+    words: Array,
+    packed: Any,
+    width: Any,
+    lanes: Any,
+    base: Any,
+    scale: Any,
+    first: Any,
+    n: Any,
+    out: Array,
+) -> Array:
+    """``base + q * scale`` of the packed values ``[first, first + n)``, as (n,) uint64 within ``out``.
+
+    They begin at word ``packed`` of the block, which is ``buffer`` and ``words``; ``out`` has room for 8 more than n.
     """
-    if lanes and width > 0:
-        add_lanes(words, packed, width, np.uint64(0), first >> 3, (first + n + 7) >> 3, out.view(np.uint8), 0, 8)
+    if width == 0:
+        out[:n] = base
+        return out[:n]
+    if lanes:
+        last = (first + n + 7) >> 3
+        add_lanes(words, packed, width, base, scale, first >> 3, last, out.view(np.uint8), 0, 8)
         return out[first & 7 : (first & 7) + n]
     unpack_string(buffer, words, packed, width, first, n, out)
+    for i in range(n):
+        out[i] = base + out[i] * scale
     return out[:n]
 
 

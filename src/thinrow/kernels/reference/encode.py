@@ -16,6 +16,8 @@ Array = npt.NDArray[Any]
 MAX_LOCAL = 4096
 #: Packed values lie in lanes in stripes of this many rows or more.
 LANES_FROM = 64
+#: Codes must save a byte for so many values.
+CODE_MARGIN = 16
 _WORD = 1 << 64
 #: Code of a word that the segment dictionary does not hold.
 NO_CODE = 0xFFFFFFFF
@@ -128,7 +130,9 @@ def plan_blocks(
         local_width = (max(signed) - min(signed)).bit_length()
         for n_bytes, hot, own in _mixed(values, codes[start:stop].tolist(), n_words, local_width):
             options.append((12, (hot + own - 1).bit_length() | lanes, n_bytes, base, hot))
-        plans.append(min(options, key=lambda option: (option[2], option[0])))
+        extra = dict.fromkeys((4, 5, 12), n // CODE_MARGIN)
+        cost = [(option[2] + extra.get(option[0], 0), option[0]) for option in options]
+        plans.append(options[cost.index(min(cost))])
     codec, width_of, size, bases, scales = (
         (list(c) for c in zip(*plans, strict=True)) if plans else ([], [], [], [], [])
     )
