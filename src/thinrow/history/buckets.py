@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from thinrow.schema import EventSchema
 from thinrow.schema.event_schema import HIDDEN_FROM_ID, KEYS_GROUP
 
 GROWTH = 4
+_MAX_TRIES = 20
 #: Bytes of rows (as ``row_bytes`` counts them) that are merged at a time; the peak is about eight times as much.
 PART_BYTES = 16 << 20
 
@@ -141,35 +142,57 @@ def commit_buckets(
     archive: Archive,
     base: Generation,
     buckets: Sequence[int],
-    work: Callable[[int], BucketWrite | None],
+    work: Callable[[Generation, int], BucketWrite | None],
     note: str,
     engine: BucketEngine,
     progress: Progress | None = None,
 ) -> tuple[Generation, list[BucketWrite]]:
-    """Do ``work`` for every bucket, as many at a time as the engine has slots, and commit what they wrote.
+    """Do ``work(base, bucket)`` for every bucket, as many at a time as the engine has slots; commit what they wrote.
 
-    Where ``work`` fails or another writer was first, the segments written are deleted again. After any other error of
-    the commit they stay: the manifest that names them may be there.
+    Where another writer was first, what it left alone is kept: segments of buckets that it did not touch are committed
+    on its generation as they are, and ``work`` is done again, on that generation, for the other buckets only. To be
+    called inside ``with archive.writing() as base``.
+
+    Where ``work`` fails, the segments written are deleted again. After an error of the commit they stay: the manifest
+    that names them may be there.
 
     Raises:
-        CommitConflict: another writer committed the next generation first.
+        CommitConflict: others won twenty times in a row, or changed the number of buckets; nothing was committed.
     """
     written: dict[int, BucketWrite] = {}
-    try:
-        for bucket, done in run_buckets(buckets, work, engine, progress):
-            if done is not None:
-                written[bucket] = done
-    except BaseException:
-        _delete_new(archive, base, written)
-        raise
-    if not written:
-        return base, []
-    try:
-        generation = archive.commit(base, {b: w.segments for b, w in written.items()}, note)
-    except CommitConflict:
-        _delete_new(archive, base, written)
-        raise
-    return generation, list(written.values())
+    todo = list(buckets)
+    for _ in range(_MAX_TRIES):
+        try:
+            for bucket, done in run_buckets(todo, partial(work, base), engine, progress):
+                if done is not None:
+                    written[bucket] = done
+        except BaseException:
+            _delete_new(archive, base, written)
+            raise
+        if not written:
+            return base, []
+        try:
+            generation = archive.commit(base, {b: w.segments for b, w in written.items()}, note)
+        except CommitConflict:
+            newest = archive.pin()
+            todo = [b for b in buckets if _differs(base, newest, b)]
+            _delete_new(archive, base, {b: written.pop(b) for b in todo if b in written})
+            if newest.n_buckets != base.n_buckets:
+                raise
+            base = newest
+        else:
+            return generation, list(written.values())
+    _delete_new(archive, base, written)
+    raise CommitConflict(f"other writers were first {_MAX_TRIES} times in a row; run it again")
+
+
+def _differs(old: Generation, new: Generation, bucket: int) -> bool:
+    """Whether what a writer of the bucket built on has changed."""
+    if old.n_buckets != new.n_buckets or old.schema != new.schema:
+        return True
+    if old.tombstone_index.files.get(bucket) != new.tombstone_index.files.get(bucket):
+        return True
+    return [old.segments[i] for i in old.segments_of(bucket)] != [new.segments[i] for i in new.segments_of(bucket)]
 
 
 def run_buckets(

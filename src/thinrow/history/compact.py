@@ -14,7 +14,6 @@ from itertools import chain
 
 import numpy as np
 
-from thinrow.core.errors import CommitConflict
 from thinrow.core.users import Users, as_users, bucket_of
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.hides import hide
@@ -37,7 +36,6 @@ from thinrow.history.missing import without_gone
 from thinrow.history.recent.tier import RecentTier
 from thinrow.jagged import Events
 
-_MAX_TRIES = 20
 #: Users that are read first; then as many as the rows they had allow.
 _FIRST_USERS = 256
 
@@ -60,37 +58,20 @@ def compact(
         CorruptionError: an input is damaged, or the output would not hold what the inputs held.
     """
     chosen = engine_of(engine)
-    for left in reversed(range(_MAX_TRIES)):
-        try:
-            with archive.writing("compact") as base:
-                return _compact_once(archive, base, recent, full, progress, chosen)
-        except CommitConflict:
-            if not left:
-                raise
-    raise AssertionError("the last try returns or raises")
-
-
-def _compact_once(
-    archive: Archive,
-    base: Generation,
-    recent: RecentTier,
-    full: bool,
-    progress: Progress | None,
-    engine: BucketEngine,
-) -> CompactReport:
     users = recent.users()
-    buckets = bucket_of(users, base.n_buckets)
     drained: dict[int, Drain] = {}
 
-    def move(bucket: int) -> BucketWrite | None:
+    def move(base: Generation, bucket: int) -> BucketWrite | None:
         drain = drained[bucket] = Drain(base, recent, np.sort(users[buckets == bucket]))
         parts = drain.parts()
         first = [part for part in [next(parts, None)] if part is not None]
         task = BucketTask(base, bucket, chain(first, parts), drain.estimate(first), full, False, new_name(bucket))
-        return engine.call(write_bucket, task)
+        return chosen.call(write_bucket, task)
 
-    wanted = range(base.n_buckets) if full else np.unique(buckets).tolist()
-    generation, written = commit_buckets(archive, base, wanted, move, "compact", engine, progress)
+    with archive.writing("a compaction") as base:
+        buckets = bucket_of(users, base.n_buckets)
+        wanted = range(base.n_buckets) if full else np.unique(buckets).tolist()
+        generation, written = commit_buckets(archive, base, wanted, move, "compact", chosen, progress)
     done = [d for d in drained.values() if len(d.users)]
     if done:
         recent.trim(as_users(np.concatenate([d.users for d in done])), np.concatenate([d.through for d in done]))

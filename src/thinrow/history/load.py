@@ -126,6 +126,7 @@ class _Load:
         self._seen = LoadProgress(0, source.n_rows, 0, 0, 0)
         self._lock = threading.Lock()
         self._numbers: dict[int, tuple[Users, Ints, Ints]] = {}
+        self._done: dict[int, BucketDone] = {}
         self._schema = archive.pin().schema
 
     def run(self) -> CompactReport:
@@ -142,12 +143,16 @@ class _Load:
             return committed
         runs = self._read(base.n_buckets)
         with self._options.alone:
-            for _ in range(_MAX_TRIES - 1):
+            for left in reversed(range(_MAX_TRIES)):
                 try:
-                    return self._write(runs)
+                    # What is written from here on is no garbage, however long it takes.
+                    with self._archive.writing("a bulk load") as base:
+                        return self._write(base, runs)
                 except CommitConflict:
-                    continue
-            return self._write(runs)
+                    if not left:
+                        self._abandon(self._archive.pin())
+                        raise
+            raise AssertionError("the last try returns or raises")
 
     def _committed(self) -> CompactReport | None:
         """The end of a load that was killed after its commit."""
@@ -207,13 +212,11 @@ class _Load:
             if self._options.progress is not None:
                 self._options.progress(self._seen)
 
-    def _write(self, runs: list[Run]) -> CompactReport:
+    def _write(self, base: Generation, runs: list[Run]) -> CompactReport:
         """Write what is not written of the buckets, and commit all. Raises CommitConflict."""
-        base = self._archive.pin()
         if base.schema != self._schema or any(len(run.rows) != base.n_buckets for run in runs):
             raise SchemaError("schema or buckets of the store have changed while the input was read; load it again")
         wanted = np.flatnonzero(sum(run.rows for run in runs)).tolist() if runs else []
-        self._numbers = {}
         self._seen = replace(self._seen, buckets=0)
         self._advance(of_buckets=len(wanted))
 
@@ -233,32 +236,37 @@ class _Load:
             if written:
                 generation = self._archive.commit(base, {b: w.segments for b, w in written.items()}, self._note)
         except CommitConflict:
-            self._abandon(base, written)
             raise
         except BaseException:
             # Of a commit that failed nobody knows whether its manifest is there.
             if self._archive.pin().number == base.number:
-                self._abandon(base, written)
+                self._abandon(base)
             raise
         return self._finish(generation, written)
 
-    def _abandon(self, base: Generation, written: dict[int, BucketWrite]) -> None:
+    def _abandon(self, base: Generation) -> None:
         """Delete the segments of a load that cannot go on with them later."""
         if not self._named:
             held = {info.name for _, info in base.segments}
-            for info in (info for w in written.values() for info in w.segments if info.name not in held):
+            for info in (i for d in self._done.values() for i in d.write.segments if i.name not in held):
                 self._archive.objects.delete(info.name)
 
     def _resumed(self, base: Generation, bucket: int) -> BucketWrite | None:
         """The bucket as an earlier try left it, if nothing has happened to it and its users since."""
-        done, held = (self._folder.bucket(bucket), self._folder.numbers(bucket)) if self._named else (None, None)
+        if self._named:
+            done, held = self._folder.bucket(bucket), self._folder.numbers(bucket)
+        else:
+            done, held = self._done.get(bucket), self._numbers.get(bucket)
         if done is None or held is None:
             return None
         now = [base.segments[n][1].name for n in base.segments_of(bucket)]
         new = [info for info in done.write.segments if info.name not in done.before]
         if now == done.before and self._untouched(*held) and all(self._there(i.name, i.bytes) for i in new):
             return done.write
-        self._folder.drop_bucket(bucket)
+        if self._named:
+            self._folder.drop_bucket(bucket)
+        else:
+            del self._done[bucket]
         for info in new:
             self._archive.objects.delete(info.name)
         return None
@@ -314,9 +322,11 @@ class _Load:
         task = BucketTask(base, bucket, parts, n_new, False, parts.has_giants, new_name(bucket))
         write = engine.call(write_bucket, task)
         assert write is not None
+        done = BucketDone([base.segments[i][1].name for i in base.segments_of(bucket)], write)
         if self._named:
-            before = [base.segments[i][1].name for i in base.segments_of(bucket)]
-            self._folder.put_bucket(bucket, BucketDone(before, write))
+            self._folder.put_bucket(bucket, done)
+        else:
+            self._done[bucket] = done
         return write
 
     def _finish(self, generation: Generation, written: dict[int, BucketWrite]) -> CompactReport:
