@@ -16,6 +16,7 @@ COMMANDS = {
     "ingest": ("ingest", "Append events from Parquet or Arrow files to a store."),
     "compact": ("compact", "Move recent events into the archive."),
     "gc": ("gc", "Remove old generations and what killed writers left."),
+    "rebucket": ("rebucket", "Rewrite a store to twice as many buckets, or more."),
     "backup": ("backup", "Copy a store while it is written to."),
     "restore": ("restore", "Make a store from a backup."),
     "read": ("read", "Print or export histories as of a time."),

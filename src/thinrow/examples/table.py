@@ -203,11 +203,15 @@ class ExampleTable:
         self.close()
 
     def check_buckets(self, n_buckets: int) -> None:
-        """Raises SchemaError unless the table's N is ``n_buckets``, which co-partitioning with an archive needs."""
-        if n_buckets != self.n_buckets:
+        """Hold the table to an archive of ``n_buckets``: a bucket of the table must be whole buckets of the archive.
+
+        Raises:
+            SchemaError: ``n_buckets`` is not the table's N or a multiple of it.
+        """
+        if n_buckets % self.n_buckets:
             raise SchemaError(
-                f"table {self.name!r} has bucket[{self.n_buckets}](user_id), the archive {n_buckets} buckets; "
-                f"create the table with n_buckets={n_buckets}"
+                f"table {self.name!r} has bucket[{self.n_buckets}](user_id), the archive {n_buckets} buckets, "
+                f"which is no multiple; create the table with n_buckets={n_buckets}"
             )
 
     @property

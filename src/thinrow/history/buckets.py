@@ -175,7 +175,7 @@ def commit_buckets(
             generation = archive.commit(base, {b: w.segments for b, w in written.items()}, note)
         except CommitConflict:
             newest = archive.pin()
-            todo = [b for b in buckets if _differs(base, newest, b)]
+            todo = [b for b in buckets if not same_bucket(base, newest, b)]
             _delete_new(archive, base, {b: written.pop(b) for b in todo if b in written})
             if newest.n_buckets != base.n_buckets:
                 raise
@@ -186,13 +186,14 @@ def commit_buckets(
     raise CommitConflict(f"other writers were first {_MAX_TRIES} times in a row; run it again")
 
 
-def _differs(old: Generation, new: Generation, bucket: int) -> bool:
-    """Whether what a writer of the bucket built on has changed."""
-    if old.n_buckets != new.n_buckets or old.schema != new.schema:
-        return True
-    if old.tombstone_index.files.get(bucket) != new.tombstone_index.files.get(bucket):
-        return True
-    return [old.segments[i] for i in old.segments_of(bucket)] != [new.segments[i] for i in new.segments_of(bucket)]
+def same_bucket(old: Generation, new: Generation, bucket: int) -> bool:
+    """Whether what a writer of the bucket built on is still so."""
+    return (
+        old.n_buckets == new.n_buckets
+        and old.schema == new.schema
+        and old.tombstone_index.files.get(bucket) == new.tombstone_index.files.get(bucket)
+        and [old.segments[i] for i in old.segments_of(bucket)] == [new.segments[i] for i in new.segments_of(bucket)]
+    )
 
 
 def run_buckets(

@@ -14,6 +14,7 @@ from itertools import chain
 
 import numpy as np
 
+from thinrow.core.errors import CommitConflict
 from thinrow.core.users import Users, as_users, bucket_of
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.hides import hide
@@ -58,6 +59,19 @@ def compact(
         CorruptionError: an input is damaged, or the output would not hold what the inputs held.
     """
     chosen = engine_of(engine)
+    n_buckets = archive.pin().n_buckets
+    try:
+        return _compact(archive, recent, full, progress, chosen)
+    except CommitConflict:
+        if archive.pin().n_buckets == n_buckets:
+            raise
+        # Rebucketed meanwhile: users are in other buckets now.
+        return _compact(archive, recent, full, progress, chosen)
+
+
+def _compact(
+    archive: Archive, recent: RecentTier, full: bool, progress: Progress | None, engine: BucketEngine
+) -> CompactReport:
     users = recent.users()
     drained: dict[int, Drain] = {}
 
@@ -66,12 +80,12 @@ def compact(
         parts = drain.parts()
         first = [part for part in [next(parts, None)] if part is not None]
         task = BucketTask(base, bucket, chain(first, parts), drain.estimate(first), full, False, new_name(bucket))
-        return chosen.call(write_bucket, task)
+        return engine.call(write_bucket, task)
 
     with archive.writing("a compaction") as base:
         buckets = bucket_of(users, base.n_buckets)
         wanted = range(base.n_buckets) if full else np.unique(buckets).tolist()
-        generation, written = commit_buckets(archive, base, wanted, move, "compact", chosen, progress)
+        generation, written = commit_buckets(archive, base, wanted, move, "compact", engine, progress)
     done = [d for d in drained.values() if len(d.users)]
     if done:
         recent.trim(as_users(np.concatenate([d.users for d in done])), np.concatenate([d.through for d in done]))

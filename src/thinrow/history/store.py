@@ -41,6 +41,7 @@ from thinrow.history.intake import CheckedEvents, check_table, request_times
 from thinrow.history.journal import Journal, Pending
 from thinrow.history.load import MEMORY_BYTES, LoadOptions, LoadProgress, bulk_load
 from thinrow.history.place import archive_objects, forget, remember, remembered
+from thinrow.history.rebucket import RebucketReport, rebucket
 from thinrow.history.recent.lmdb import LmdbRecent
 from thinrow.history.recent.tier import AppendResult, RecentTier
 from thinrow.history.reconstruct import Reconstruction, reconstruct
@@ -97,7 +98,7 @@ class HistoryStore:
 
         Args:
             path: directory; made if absent.
-            n_buckets: fixed for the life of the store; training tables take the same number.
+            n_buckets: training tables take the same number; only ``rebucket`` changes it.
             archive: ``s3://bucket/prefix?endpoint=URL&region=NAME`` to keep the archive there; the folder remembers it.
             cache_bytes: of a distant archive to keep in the folder; 0 for no cache.
             sync: whether an append is on disk before it returns (False: it survives a killed process, not a power cut).
@@ -298,6 +299,13 @@ class HistoryStore:
         report = compact(self.archive, self.recent, full=full, progress=progress, engine=engine)
         expire_rewritten(self.archive, before, self._clock(), _SLACK)
         return report
+
+    def rebucket(self, n_buckets: int | None = None, *, progress: Progress | None = None) -> RebucketReport:
+        """Rewrite the archive to ``n_buckets`` buckets, a multiple of the present number; twice as many by default.
+
+        Training tables whose N divides the new number can be read as before. Raises as ``rebucket.rebucket``.
+        """
+        return rebucket(self.archive, n_buckets, progress)
 
     def backup(self, folder: str | Path, *, keep: int | None = None, progress: Progress | None = None) -> BackupReport:
         """Copy the store, as it is at one moment, into ``folder``, while it is written to by whatever process.

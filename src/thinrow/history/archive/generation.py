@@ -526,17 +526,21 @@ class Archive:
         note: str,
         schema: EventSchema | None = None,
         carried: Mapping[str, Any] | None = None,
+        n_buckets: int | None = None,
     ) -> Generation:
         """Commit base + 1 with the segment lists of the ``changed`` buckets replaced, and the entries ``carried``.
+
+        Where ``n_buckets`` is another number than that of ``base``, ``changed`` has all buckets.
 
         Raises:
             CommitConflict: another writer committed that number first.
         """
-        lists = [[base.segments[i][1] for i in base.segments_of(b)] for b in range(base.n_buckets)]
+        n_buckets = n_buckets or base.n_buckets
+        lists = [[base.segments[i][1] for i in base.segments_of(b)] for b in range(n_buckets)]
         for bucket, infos in changed.items():
             lists[bucket] = list(infos)
         entries = {**base.carried, **(carried or {})}
-        self._put(base.number + 1, schema or base.schema, base.n_buckets, lists, note, entries)
+        self._put(base.number + 1, schema or base.schema, n_buckets, lists, note, entries)
         return self.pin()
 
     def _put(
