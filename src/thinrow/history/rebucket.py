@@ -1,9 +1,9 @@
 """Rebucketing: a store's buckets are split, N to a multiple of N, as a new generation.
 
-``bucket(u, N)`` is a hash modulo N, so users of bucket b go to the buckets b, b + N, b + 2N, ... of a multiple of N, and
-nowhere else. Worked example, 4 to 8 buckets: the users of bucket 1 go to 1 or 5. So each old bucket is read once, user
-after user, and written to its new ones; and a training table with ``bucket[4]`` stays co-partitioned: its bucket 1 is the
-archive's buckets 1 and 5.
+``bucket(u, N)`` is a hash modulo N, so users of bucket b go to the buckets b, b + N, b + 2N, ... of a multiple of N,
+and nowhere else. Worked example, 4 to 8 buckets: the users of bucket 1 go to 1 or 5. So each old bucket is read once,
+user after user, and written to its new ones; and a training table with ``bucket[4]`` stays co-partitioned: its bucket
+1 is the archive's buckets 1 and 5.
 
 Content digests prove that nothing was lost: those of the new segments must be the sum of those of the old ones.
 """
@@ -60,7 +60,7 @@ def rebucket(archive: Archive, n_buckets: int | None = None, progress: Progress 
         CorruptionError: an input is damaged, or the output would not hold what the inputs held.
     """
     with archive.writing("rebucketing") as base:
-        wanted = n_buckets or 2 * base.n_buckets
+        wanted = 2 * base.n_buckets if n_buckets is None else n_buckets
         if wanted <= base.n_buckets or wanted % base.n_buckets or wanted > MAX_BUCKETS:
             raise InputError(
                 f"n_buckets={wanted}; it must be a multiple of {base.n_buckets}, above it and at most {MAX_BUCKETS}"
@@ -99,9 +99,8 @@ def _split_all(base: Generation, n_buckets: int, splits: dict[int, _Split], prog
 
 def _split(base: Generation, bucket: int, n_buckets: int) -> _Split:
     targets = range(bucket, n_buckets, base.n_buckets)
-    return _Split(
-        _split_segments(base, bucket, targets, n_buckets), _split_tombstones(base, bucket, targets, n_buckets)
-    )
+    segments = _split_segments(base, bucket, targets, n_buckets)
+    return _Split(segments, _split_tombstones(base, bucket, targets, n_buckets))
 
 
 def _split_segments(base: Generation, bucket: int, targets: range, n_buckets: int) -> dict[int, SegmentInfo]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_nothing_changes_but_the_buckets(store: HistoryStore) -> None:
         report = store.rebucket(asked)
         assert (report.n_buckets, report.events) == (wanted, rows)
         generation = store.pin()
-        assert (generation.n_buckets, generation.note if hasattr(generation, "note") else "") == (wanted, "")
+        assert generation.n_buckets == wanted
         assert verify_generation(generation) == []
         assert seen(store) == before
         assert reconstruct(generation, logged).histories.to_jagged("item").to_arrow().to_pylist() == rebuilt
@@ -100,9 +101,6 @@ def test_nothing_changes_but_the_buckets(store: HistoryStore) -> None:
 
 @pytest.mark.parametrize("n_buckets", [0, 1, 3, 4, 5, -6, 65_538])
 def test_only_multiples(store: HistoryStore, n_buckets: int) -> None:
-    if n_buckets == 0:
-        assert store.rebucket(n_buckets).n_buckets == 6
-        return
     with pytest.raises(InputError, match="multiple of 3, above it and at most 65536"):
         store.rebucket(n_buckets)
 
@@ -139,9 +137,7 @@ def test_a_compaction_that_is_first_is_kept(store: HistoryStore, monkeypatch: py
         # As a writer whose other buckets did not change.
         name = "segments/copy.seg"
         store.archive.objects.put(name, store.archive.objects.get(lists[-1].name))
-        store.archive.commit(
-            base, {bucket: [*lists[:-1], type(lists[-1])(**{**_fields(lists[-1]), "name": name})]}, "x"
-        )
+        store.archive.commit(base, {bucket: [*lists[:-1], replace(lists[-1], name=name)]}, "x")
 
     racing(monkeypatch, one_bucket, store.compact)
     store.rebucket()
@@ -150,10 +146,6 @@ def test_a_compaction_that_is_first_is_kept(store: HistoryStore, monkeypatch: py
     assert store.pin().n_buckets == 6
     assert verify_generation(store.pin()) == []
     assert set(store.archive.objects.list("segments/")) == live_files(store)
-
-
-def _fields(info: Any) -> dict[str, Any]:
-    return {f: getattr(info, f) for f in info.__slots__}
 
 
 def test_a_compaction_that_loses_to_rebucketing_starts_again(

@@ -70,7 +70,7 @@ class Generation:
         number: the manifest's number, from 1.
         schema: the event schema that reads deliver.
         schema_log: the changes that led to it, oldest first.
-        n_buckets: fixed for the life of the store.
+        n_buckets: only rebucketing changes it.
         segments: (bucket, SegmentInfo) of every segment; a segment's *number* is its place in this list.
         tombstone_index: files of tombstones by bucket.
         carried: optional entries of the manifest, which every commit passes on.
