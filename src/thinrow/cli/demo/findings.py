@@ -70,7 +70,7 @@ def on_disk(report: Mapping[str, Any]) -> str:
     return (
         "Stored is what the newest generation and table snapshot name; on the disk lie "
         f"{format_bytes(sum(d.values()))} ({parts}): "
-        "older generations and the logs are kept."
+        "the logs are kept, older generations were collected (`thinrow gc`)."
     )
 
 

@@ -205,6 +205,9 @@ def _run(
             table.cluster()
             table.remove_unreferenced()
             advance()
+        with stages.stage("gc"):
+            # The replay is over: nobody reads the generations of the days before.
+            store.collect_garbage(keep=1, grace_s=0)
         rebuild = Rebuild(store.pin(), table, stages, config.seed)
         rates = _measure(rebuild, source, files, stages)
         proof = _prove(rebuild, source, files, stages)

@@ -61,6 +61,19 @@ def verify_generation(generation: Generation, progress: Callable[[int, int], Non
     return found
 
 
+def verify_tombstones(generation: Generation) -> list[Damage]:
+    """All damage of a generation's files of tombstones."""
+    found = []
+    for bucket, file in generation.tombstone_index.files.items():
+        try:
+            read_tombstones(generation.objects, bucket, file)
+        except NewerFormatError:
+            raise
+        except ThinrowError as e:
+            found.append(as_damage(e, file.name))
+    return found
+
+
 def _distinct(damages: Iterable[Damage]) -> Iterator[Damage]:
     seen: set[Damage] = set()
     for damage in damages:
