@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,15 +21,20 @@ _LISTED = 100
 @click.command()
 @store_option
 @click.option("--all-generations", is_flag=True, help="Every generation that is still there, not only the newest.")
-def command(store_path: Path, all_generations: bool) -> None:
-    """Check every byte of a store: manifests, indexes, blocks, digests, recent events and their ids.
+@click.option("--log", "logs", type=click.Path(path_type=Path), multiple=True, help="A log that is elsewhere.")
+@click.option("--table", "tables", type=click.Path(path_type=Path), multiple=True, help="A table that is elsewhere.")
+def command(store_path: Path, all_generations: bool, logs: tuple[Path, ...], tables: tuple[Path, ...]) -> None:
+    """Check every byte of a store: manifests, indexes, blocks, digests, tombstones, recent events and their ids.
+
+    Logs and training tables in its directory, or named by options, are checked too. A folder of backups is checked the
+    same way.
 
     Exit status 0 where all is well, 1 where something is damaged: each damage is a line with file, user and column on
     standard error, and then what to do next. Changes nothing; safe beside readers and writers.
     """
     from thinrow.core.errors import NewerFormatError, StoreNotFound, ThinrowError
     from thinrow.history.archive.generation import Archive
-    from thinrow.history.archive.verify import Damage, as_damage
+    from thinrow.history.archive.verify import Damage, as_damage, verify_tombstones
     from thinrow.history.backup import is_backup
     from thinrow.history.place import archive_objects
     from thinrow.history.store import HistoryStore
@@ -46,6 +50,8 @@ def command(store_path: Path, all_generations: bool) -> None:
     generations = list(_generations(archive, found))
     checked = generations if all_generations else generations[-1:]
     rows = _verify_segments(checked, found)
+    for generation in checked:
+        found += verify_tombstones(generation)
     recent = store_path / "recent"
     if recent.exists():
         try:
@@ -58,11 +64,15 @@ def command(store_path: Path, all_generations: bool) -> None:
     else:
         # Opening the store would make a new one.
         found.append(Damage(str(recent), None, None, "it is missing, and with it what was not compacted"))
+    logs = (*logs, *(p.parent for p in sorted(store_path.rglob("log.json"))))
+    tables = (*tables, *(p.parent for p in sorted(store_path.rglob("catalog.db"))))
+    found += (*_verify_logs(logs), *_verify_tables(tables))
     found = list(dict.fromkeys(found))
     if found:
-        _report(found, store_path)
+        _report(found, store_path, recent)
         sys.exit(1)
-    click.echo(f"{rows} events in {len(checked)} generation(s) verified: no damage")
+    beside = f", {len(logs)} logs and {len(tables)} tables" if logs or tables else ""
+    click.echo(f"{rows} events in {len(checked)} generation(s){beside} verified: no damage")
     _name_orphans(archive, generations)
 
 
@@ -119,7 +129,67 @@ def _verify_segments(generations: list[Generation], found: list[Damage]) -> int:
     return rows
 
 
-def _report(found: list[Damage], store_path: Path) -> None:
+def _verify_logs(folders: tuple[Path, ...]) -> Iterator[Damage]:
+    from thinrow.examples.log import verify_log
+    from thinrow.history.archive.verify import Damage, as_damage
+
+    for folder in folders:
+        for file, error in verify_log(folder):
+            yield Damage(str(folder / file), None, None, as_damage(error, file).what)
+
+
+def _verify_tables(folders: tuple[Path, ...]) -> Iterator[Damage]:
+    """Every row of the newest snapshot is read and decoded."""
+    from thinrow.core.errors import ThinrowError
+    from thinrow.examples.table import ExampleTable
+    from thinrow.history.archive.verify import as_damage
+
+    for folder in folders:
+        try:
+            with ExampleTable.open(folder) as table:
+                for bucket in table.buckets():
+                    try:
+                        table.read_bucket(bucket)
+                    except ThinrowError as e:
+                        yield as_damage(e, f"{folder}: bucket {bucket}")
+        except ThinrowError as e:
+            yield as_damage(e, str(folder))
+
+
+#: What to do about damage, by the kind of file.
+_NEXT = {
+    "segments": (
+        "restore from a copy: {files}; files of the archive never change, so any copy of one serves",
+        "without a copy: of a file named without a user, no user of its bucket can be read (segments/<bucket>/); other "
+        "users not named above can (thinrow read --out): ingest the rest again",
+    ),
+    "manifests": (
+        "restore from a copy: {files}; without one restore a backup (thinrow restore) and ingest again what came "
+        "since: an older generation lacks events that the recent tier has dropped",
+    ),
+    "recent": (
+        "{files}: compact what can be read (thinrow compact), restore a backup to another path, and ingest again what "
+        "neither holds",
+    ),
+    "logs": (
+        "restore from a copy: {files}; logged files never change. Without one its rows are lost and the outcome join "
+        "stops there: begin a new log",
+    ),
+    "tables": ("join the logs again into a new table, or restore from a copy: {files}",),
+}
+
+
+def _kind(file: str, recent: Path) -> str:
+    if file.startswith(("segments/", "overlays/", "tombstones/")):
+        return "segments"
+    if file.startswith("manifests/"):
+        return "manifests"
+    if file.startswith(str(recent)):
+        return "recent"
+    return "logs" if file.endswith((".log", "log.json")) else "tables"
+
+
+def _report(found: list[Damage], store_path: Path, recent: Path) -> None:
     for damage in found[:_LISTED]:
         where = "".join(
             f", {what} {value!r}"
@@ -129,23 +199,22 @@ def _report(found: list[Damage], store_path: Path) -> None:
         click.echo(f"damaged: file {damage.file}{where}: {damage.what}", err=True)
     if len(found) > _LISTED:
         click.echo(f"... and {len(found) - _LISTED} more", err=True)
-    files = Counter(d.file for d in found)
-    shown = ", ".join(list(files)[:_LISTED])
-    for line in (
-        f"what to do next: restore from a copy: {shown}; files of the archive never change, so any copy of one serves",
-        "without a copy: of a file named without a user, no user of its bucket can be read (segments/<bucket>/); other "
-        "users not named above can (thinrow read --out): ingest the rest again",
-        f"then run again: thinrow verify --store {store_path}",
-    ):
+    lines = []
+    for kind, advice in _NEXT.items():
+        files = list(dict.fromkeys(d.file for d in found if _kind(d.file, recent) == kind))
+        if files:
+            lines += [line.format(files=", ".join(files[:_LISTED])) for line in advice]
+    lines[0] = f"what to do next: {lines[0]}"
+    for line in (*lines, f"then run again: thinrow verify --store {store_path}"):
         click.echo(line, err=True)
 
 
 def _name_orphans(archive: Archive, generations: list[Generation]) -> None:
-    named = {name for g in generations for _, info in g.segments for name in info.files}
-    orphans = [n for f in ("segments/", "overlays/") for n in archive.objects.list(f) if n not in named]
+    named = {info.name for g in generations for _, info in g.segments}
+    orphans = [n for n in archive.objects.list("segments/") if n not in named]
     if orphans:
         size = sum(archive.objects.size(n) for n in orphans)
         click.echo(
-            f"{len(orphans)} files ({size} bytes) that no manifest names, as a killed compaction leaves them "
-            f"({orphans[0]}); harmless, and safe to delete while nothing compacts"
+            f"{len(orphans)} segment files ({size} bytes) that no manifest names, as a killed compaction leaves them "
+            f"({orphans[0]}); harmless, thinrow gc removes them"
         )

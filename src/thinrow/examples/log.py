@@ -34,6 +34,7 @@ from thinrow.core.errors import (
     NewerFormatError,
     ObjectNotFound,
     SchemaError,
+    ThinrowError,
 )
 from thinrow.examples.records import Impressions, Outcomes
 from thinrow.schema.event_schema import EventSchema
@@ -279,3 +280,37 @@ def _encode(table: pa.Table, keys: npt.NDArray[np.void], kind: int) -> bytes:
     body, packed = sink.getvalue(), keys.tobytes()
     head = _HEAD.pack(_MAGIC, FORMAT, kind, zlib.crc32(packed), len(keys), len(body), zlib.crc32(body))
     return b"".join((head, zlib.crc32(head).to_bytes(4, "little"), packed, body))
+
+
+def verify_log(folder: Path) -> Iterator[tuple[str, ThinrowError]]:
+    """(file, error) of every damaged or missing file of the log in ``folder``; its schemas need not be known."""
+    try:
+        log = _AnyLog(folder)
+        numbers = log.numbers()
+    except ThinrowError as e:
+        yield "log.json", e
+        return
+    for number in numbers:
+        try:
+            log.check(number)
+        except ThinrowError as e:
+            yield _name(number), e
+
+
+class _AnyLog(ImpressionLog):
+    """A log of whatever kind, for looking at its bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self.kind = str(json.loads((folder / "log.json").read_bytes())["kind"])
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise CorruptionError(f"unreadable: {e}", file="log.json") from e
+        _RecordLog.__init__(self, folder)
+
+    def check(self, number: int) -> None:
+        """Hold a file to its checksums. Raises as ``read``."""
+        name = _name(number)
+        self.keys(number)
+        rows, _, length, crc = self._head(name)
+        if zlib.crc32(self._bytes(name, _HEAD_BYTES + rows * KEY_DTYPE.itemsize, length)) != crc:
+            raise CorruptionError("wrong CRC of the body", file=name)

@@ -24,7 +24,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,15 @@ class _Copy:
             part.unlink(missing_ok=True)
         self.count(size, not known)
         return _File(name, digest.hexdigest(), size, status.st_mtime_ns)
+
+
+@contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """What the operating system refuses, as a StoreError that names the folder."""
+    try:
+        yield
+    except OSError as e:
+        raise StoreError(f"cannot write {folder}: {e.strerror or e}; free space or check permissions, and retry") from e
 
 
 def backup(
@@ -232,7 +241,7 @@ def _copy_others(store_path: Path, copy: _Copy, before: dict[str, _File]) -> lis
 def _others(store_path: Path) -> Iterator[Path]:
     for path in sorted(store_path.rglob("*")):
         inside = path.relative_to(store_path)
-        apart = inside.parts[0] in ("archive", "recent", place.CACHE, place.FILE)
+        apart = inside.parts[0] in ("archive", "recent", "loads", place.CACHE, place.FILE)
         if path.is_file() and not apart and not path.name.startswith(".tmp-"):
             yield path
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ from thinrow.history.archive.find import find_event
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.verify import Damage
 from thinrow.history.backfill import BackfillReport, backfill
-from thinrow.history.backup import BackupReport, backup, prune, restore
+from thinrow.history.backup import BackupReport, backup, prune, restore, told
 from thinrow.history.buckets import CompactReport, Progress
 from thinrow.history.bulk.source import BulkInput
 from thinrow.history.compact import compact
@@ -323,9 +324,10 @@ class HistoryStore:
             raise StoreError(
                 "only a store whose recent tier is LMDB can be copied; use the backup of the tier's server"
             )
-        report = backup(self.path, self.archive, self.recent, Path(folder), progress)
-        if keep is not None:
-            prune(Path(folder), keep)
+        with told(Path(folder)):
+            report = backup(self.path, self.archive, self.recent, Path(folder), progress)
+            if keep is not None:
+                prune(Path(folder), keep)
         return report
 
     @staticmethod
@@ -341,10 +343,13 @@ class HistoryStore:
             StoreExists: a store is at ``path``.
             CorruptionError: the copy is damaged; nothing was restored that would open.
         """
-        return restore(Path(folder), Path(path), number, next_epoch)
+        with told(Path(path)):
+            return restore(Path(folder), Path(path), number, next_epoch)
 
     def collect_garbage(self, *, keep: int = 2, grace_s: float = 3_600.0, dry_run: bool = False) -> Garbage:
         """Remove old generations that nobody holds, and what killed writers left; see ``Archive.collect_garbage``."""
+        # A generation that only a cycle still refers to, as an exception with its traceback, is held by nobody.
+        gc.collect()
         return self.archive.collect_garbage(keep=keep, grace_s=grace_s, dry_run=dry_run)
 
     def erase(

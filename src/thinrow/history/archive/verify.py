@@ -18,6 +18,7 @@ from thinrow.history.archive.layout import PIECE_DTYPE, key_columns
 from thinrow.history.archive.lookup import Pieces
 from thinrow.history.archive.reader import ReadStats, RowReader
 from thinrow.history.archive.segment import Segment
+from thinrow.history.archive.tombstones import read_tombstones
 from thinrow.jagged import HIDE_DTYPE
 from thinrow.kernels import kernel
 
