@@ -168,5 +168,5 @@ def _commit(archive: Archive, base: Generation, n_buckets: int, splits: Mapping[
 
 
 def _delete(base: Generation, split: _Split) -> None:
-    for file in (*split.segments.values(), *split.tombstones.values()):
-        base.objects.delete(file.name)
+    for name in [f.name for f in split.segments.values()] + [f.name for f in split.tombstones.values()]:
+        base.objects.delete(name)
