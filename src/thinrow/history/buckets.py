@@ -23,15 +23,15 @@ from thinrow.core.errors import CommitConflict, CorruptionError
 from thinrow.core.users import Users, as_users
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.hides import Hides, group_hides, hide
-from thinrow.history.archive.layout import STRIPE_ROWS, SegmentInfo, StoredColumn, stored_columns
+from thinrow.history.archive.layout import STRIPE_ROWS, SegmentInfo, stored_columns
 from thinrow.history.archive.lookup import Ints, look_up
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.scan import users_by_rows
-from thinrow.history.archive.window import merge, read_everything
+from thinrow.history.archive.window import read_everything
 from thinrow.history.archive.writer import SegmentWriter, content_digests
 from thinrow.history.engines import BucketEngine
-from thinrow.jagged import HIDE_DTYPE, Column, Events
-from thinrow.jagged.column import concat_columns
+from thinrow.history.slices import append_new, spans
+from thinrow.jagged import HIDE_DTYPE, Events
 from thinrow.schema import EventSchema
 from thinrow.schema.event_schema import HIDDEN_FROM_ID, KEYS_GROUP
 
@@ -39,6 +39,8 @@ GROWTH = 4
 _MAX_TRIES = 20
 #: Bytes of rows (as ``row_bytes`` counts them) that are merged at a time; the peak is about eight times as much.
 PART_BYTES = 16 << 20
+#: A user of so many parts' rows in the segments is merged in several.
+LONG_PARTS = 2
 
 #: Called after each bucket with (buckets done, buckets in all).
 Progress = Callable[[int, int], None]
@@ -260,8 +262,9 @@ def write_bucket(task: BucketTask) -> BucketWrite | None:
             n_new += len(new.events)
             if expected is not None and len(new.events):
                 expected = _add(expected, content_digests(new.events, schema))
-            events, carried = _joined(older, view, users, new, schema)
-            writer.add(events)
+            joined, carried = _joined(older, view, users, new, rows)
+            for events in joined:
+                writer.add(events)
             hides.append(carried)
         info = writer.finish(_all_hides(hides, base))
     if expected is not None:
@@ -337,10 +340,11 @@ def _nothing(view: Generation) -> NewEvents:
 
 
 def _joined(
-    older: Generation, view: Generation, held: Users, new: NewEvents, schema: EventSchema
-) -> tuple[Events, Hides]:
-    """Events of the users ``held`` in the merged segments and the new ones, hides applied; and the hides of events of
-    older segments."""
+    older: Generation, view: Generation, held: Users, new: NewEvents, rows_at_once: int
+) -> tuple[Iterator[Events], Hides]:
+    """Events of the users ``held`` in the merged segments and the new ones, hides applied, in one part (of a long user
+    several); and the hides of events of older segments."""
+    schema = view.schema
     columns = [c for c in stored_columns(schema) if c.group != KEYS_GROUP]
     if len(held):
         joined: npt.NDArray[Any] = np.concatenate([new.events.users, held])
@@ -349,22 +353,25 @@ def _joined(
         row_of = np.searchsorted(users, new.events.users)
         own = np.repeat(np.arange(len(users)), np.diff(pieces.hide_off))
         brought = np.repeat(row_of, np.diff(new.hide_offsets))
-        rows = np.concatenate([pieces.hides, new.hides])
-        hides, hide_off = group_hides(len(users), np.concatenate([own, brought]), rows)
-        old = read_everything(view, users, columns, ReadStats())
-        events = _append(old, new.events, row_of, columns) if len(new.events) else old
-        events = hide(events, hides, hide_off)
+        records = np.concatenate([pieces.hides, new.hides])
+        hides, hide_off = group_hides(len(users), np.concatenate([own, brought]), records)
+        long = len(users) == 1 and int(pieces.field("n_rows").sum()) > LONG_PARTS * rows_at_once
+        if long:
+            parts = spans(view, pieces, new.events, columns, rows_at_once, STRIPE_ROWS)
+        else:
+            old = read_everything(view, users, columns, ReadStats())
+            parts = iter([append_new(old, new.events, row_of, columns) if len(new.events) else old])
     else:
-        users, hides, hide_off = new.events.users, new.hides, new.hide_offsets
-        events = hide(new.events, hides, hide_off)
+        users, hides, hide_off, parts = new.events.users, new.hides, new.hide_offsets, iter([new.events])
+    hidden = (hide(part, hides, hide_off) for part in parts)
     if not len(hides):
-        return events, Hides(users[:0], np.zeros(1, np.int64), hides)
+        return hidden, Hides(users[:0], np.zeros(1, np.int64), hides)
     owner = np.repeat(np.arange(len(users)), np.diff(hide_off))
     watermark = look_up(older, users).watermark
     carried = hides["arrival"] <= watermark[owner]
     records, offsets = group_hides(len(users), owner[carried], hides[carried])
     has = np.flatnonzero(np.diff(offsets))
-    return events, Hides(users[has], np.append(offsets[has], offsets[-1]), records)
+    return hidden, Hides(users[has], np.append(offsets[has], offsets[-1]), records)
 
 
 def _all_hides(parts: Sequence[Hides], base: Generation) -> Hides:
@@ -376,30 +383,3 @@ def _all_hides(parts: Sequence[Hides], base: Generation) -> Hides:
     counts = np.concatenate([np.diff(p.offsets) for p in some])
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return Hides(users, offsets, np.concatenate([p.records for p in some]))
-
-
-def _append(old: Events, new: Events, row_of: Ints, columns: Sequence[StoredColumn]) -> Events:
-    """``new`` (users at rows ``row_of`` of ``old.users``) merged into ``old``."""
-    n = len(old.users)
-    new_off = np.zeros(n + 1, np.int64)
-    np.add.at(new_off, row_of + 1, new.lengths)
-    new_off = len(old) + np.cumsum(new_off)
-    joined = Events(
-        old.users,
-        old.offsets,
-        np.concatenate([old.event_ts, new.event_ts]),
-        np.concatenate([old.arrival, new.arrival]),
-        np.concatenate([old.hidden_from, new.hidden_from]),
-        {c.name: _joined_column(old, new, c) for c in columns},
-    )
-    starts = np.stack([old.offsets[:-1], new_off[:-1]], axis=1).ravel()
-    stops = np.stack([old.offsets[1:], new_off[1:]], axis=1).ravel()
-    return merge(joined, np.arange(0, 2 * n + 1, 2), starts, stops)
-
-
-def _joined_column(old: Events, new: Events, spec: StoredColumn) -> Column:
-    found = new.columns.get(spec.name)
-    fresh = spec.nulls(len(new)) if found is None else found
-    if not len(old):
-        return fresh
-    return concat_columns([old.columns[spec.name], fresh])

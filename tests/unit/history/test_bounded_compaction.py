@@ -57,6 +57,30 @@ def test_memory_is_that_of_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert parts < whole / 2
 
 
+def test_one_long_user_is_merged_span_by_span(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ties, late events and new ones in between: the same events come out as from one merge of everything."""
+    stripe_rows, found = 8, []
+    monkeypatch.setattr(buckets_module, "STRIPE_ROWS", stripe_rows)
+    rng = np.random.default_rng(4)
+    tables = [
+        pa.table({"user_id": np.full(n, 5), "event_ts": rng.integers(0, 60, n), "item": rng.integers(0, 9, n)})
+        for n in (300, 70, 40)
+    ]
+    for part_bytes in (1 << 40, 0):
+        monkeypatch.setattr(buckets_module, "PART_BYTES", part_bytes)
+        with HistoryStore.create(tmp_path / str(part_bytes), SCHEMA, 1, sync=False) as store:
+            for table in tables[:2]:
+                store.bulk_load(table)
+            store.append(tables[2])
+            store.compact(full=True)
+            assert verify_generation(store.pin()) == []
+            ((_, info),) = store.pin().segments
+            pieces = store.pin().segment(0).pieces
+            assert [int(n) for _, page, _ in pieces.scan() for n in page["n_rows"]] == [8] * 51 + [2]
+            found.append(info.digests)
+    assert found[0] == found[1]
+
+
 def test_what_would_be_lost_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A merge that drops an event is found by the digests; its segment is deleted."""
     original = buckets_module.read_everything
