@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -187,6 +190,37 @@ def test_locations() -> None:
     for wrong in ("b", "http://b/x", "s3://", "s3:///x", "s3://key:secret@b", "s3://b?key=1", "s3://b/a/../c"):
         with pytest.raises(InputError):
             S3Location.parse(wrong)
+
+
+def test_a_task_elsewhere_opens_it_anew(store: S3Objects) -> None:
+    store.put("a", b"0123")
+    again = pickle.loads(pickle.dumps(store))
+    assert (again.location, again.policy) == (store.location, store.policy)
+    assert read(again, "a", 4) == b"0123"
+
+
+def test_a_forked_process_is_told_to_spawn(store: S3Objects) -> None:
+    program = """
+import os, sys
+from thinrow.core.errors import StoreError
+from thinrow.storage.s3 import S3Objects
+store = S3Objects(sys.argv[1])
+store.put("a", b"0123")
+child = os.fork()
+if child == 0:
+    for call in (lambda: store.get("a"), lambda: S3Objects(sys.argv[1])):
+        try:
+            call()
+        except StoreError as e:
+            print(e, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(store.get("a").decode())
+"""
+    command = [sys.executable, "-c", program, str(store.location)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.count("start processes with spawn") == 2
+    assert done.stdout.endswith("0123\n")
 
 
 def test_a_missing_object_is_named(store: S3Objects) -> None:

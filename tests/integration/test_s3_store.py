@@ -286,6 +286,28 @@ def test_what_is_erased_is_in_no_object_and_no_cached_block(tmp_path: Path, url:
         assert histories(store) != kept
 
 
+def test_overlays_of_a_bucket_are_read_with_their_segments(tmp_path: Path, url: str) -> None:
+    def changed(store: HistoryStore) -> list[object]:
+        fill(store)
+        city = {"trait": "categorical", "dtype": "string", "group": "place", "nullable": True}
+        store.evolve(add={"city": city}, rename={"shop": "store"})
+        found = store.read(USERS[:7], 10_000_000).histories.events
+        owner = np.repeat(found.users, np.diff(found.offsets))
+        keys = {"user_id": owner, "event_ts": found.event_ts, "arrival": found.arrival}
+        store.backfill("city", pa.table({**keys, "city": [f"city {a % 5}" for a in found.arrival.tolist()]}))
+        return histories(store)
+
+    with HistoryStore.create(tmp_path / "local", SCHEMA, 4) as store:
+        wanted = changed(store)
+    with HistoryStore.create(tmp_path / "s", SCHEMA, 4, archive=url) as store:
+        assert changed(store) == wanted
+    assert "city 3" in wanted[-1]  # type: ignore[operator]
+    for cache_bytes in (0, 1 << 20):
+        with HistoryStore.open(tmp_path / "s", cache_bytes=cache_bytes) as store:
+            assert histories(store) == wanted
+    assert S3Objects(url).list("overlays/")
+
+
 def test_a_backup_holds_the_archive_itself(tmp_path: Path, url: str) -> None:
     with HistoryStore.create(tmp_path / "s", SCHEMA, 4, archive=url) as store:
         fill(store)

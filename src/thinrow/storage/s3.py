@@ -108,8 +108,30 @@ class _Upload:
             raise self._say(e) from e
 
 
+class _Forked:
+    """obstore's threads do not follow into a forked process: there its requests would wait until they time out."""
+
+    used = False
+    lost = False
+
+    @classmethod
+    def note(cls) -> None:
+        cls.lost = cls.used
+
+    @classmethod
+    def check(cls) -> None:
+        if cls.lost:
+            raise StoreError(
+                "this process was forked from one that had used an object store; start processes with spawn instead"
+            )
+        cls.used = True
+
+
+os.register_at_fork(after_in_child=_Forked.note)
+
+
 class S3Objects:
-    """An ``ObjectStore`` in a bucket, under a prefix. Safe for threads; a forked process opens its own.
+    """An ``ObjectStore`` in a bucket, under a prefix. Safe for threads; a process that uses it must not be forked.
 
     An object under ``create`` is a multipart upload, which is aborted after an exception. A killed process may leave
     one, invisible but paid for: give the bucket a lifecycle rule that ends incomplete uploads.
@@ -121,7 +143,9 @@ class S3Objects:
         Raises:
             InputError: the URL is not one of S3.
             MissingExtraError: obstore is not installed.
+            StoreError: this process was forked from one that had used an object store.
         """
+        _Forked.check()
         try:
             import obstore
             from obstore.store import S3Store
@@ -287,6 +311,7 @@ class S3Objects:
         out_offsets: I64,
         gap: int | None = None,
     ) -> None:
+        _Forked.check()
         for name in names:
             check_name(name)
         asked = list(by_object(names, which))
@@ -317,6 +342,7 @@ class S3Objects:
 
     def _persist(self, name: str, call: Callable[[], R]) -> R:
         """``call`` with retries; what obstore raises becomes what thinrow raises."""
+        _Forked.check()
         meter = current_meter()
         for tried in range(1, self.policy.tries + 1):
             meter.add(requests=1)

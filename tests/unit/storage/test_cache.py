@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -236,6 +237,18 @@ def test_long_ranges_are_read_in_bounded_memory(
     assert read(store, "s/a", 500, 9000)[0] == DATA[500:9500]
     assert max(staged) <= 2 * 3000
     assert len(staged) >= 3
+
+
+def test_a_task_elsewhere_opens_it_anew(tmp_path: Path) -> None:
+    local = LocalObjects(tmp_path / "objects")
+    local.put("s/a", DATA)
+    store = CachedObjects(local, tmp_path / "cache", ("s/",), max_bytes=50_000, block_bytes=1000)
+    read(store, "s/a", 0, 1000)
+    again = pickle.loads(pickle.dumps(store))
+    assert (again.max_bytes, again.block_bytes, again.folder) == (50_000, 1000, tmp_path / "cache")
+    data, meter = read(again, "s/a", 0, 2000)
+    assert data == DATA[:2000]
+    assert (meter.cache_hits, meter.cache_misses) == (1, 1)
 
 
 def test_threads_share_it(distant: Distant, tmp_path: Path) -> None:
