@@ -31,8 +31,9 @@ _MAX_WORDS = 4_096
 #: A string column has one where they are at most this many and few against the rows.
 _MAX_STRINGS = 65_536
 _ALWAYS_STRINGS = 256
-#: Rows in which the frequent words of a fixed-width column are looked for.
-_SAMPLE = 65_536
+#: Rows in which the frequent words of a fixed-width column are looked for, and how often those are there at least.
+_SAMPLE = 1 << 19
+_OFTEN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +211,13 @@ class ColumnEncoder:
         return found
 
     def _frequent(self, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Words that the dictionary lacks and a sample holds more than once, the most frequent first. Looked for
+        """Words that the dictionary lacks and a sample holds several times, the most frequent first. Looked for
         whenever the rows have doubled."""
         if self._rows < 2 * self._looked_at:
             return words[:0]
         self._looked_at = self._rows
         found, counts = np.unique(words[:: max(1, len(words) // _SAMPLE)], return_counts=True)
-        new = (counts > 1) & (kernel("code_words")(found, self._words) == NO_CODE)
+        new = (counts >= _OFTEN) & (kernel("code_words")(found, self._words) == NO_CODE)
         fresh: npt.NDArray[np.uint64] = found[new][np.argsort(-counts[new], kind="stable")]
         return fresh
 

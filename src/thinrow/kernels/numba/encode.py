@@ -19,6 +19,7 @@ ZERO, CONSTANT, PACKED, DELTA, DICTIONARY, LOCAL, RAW = 0, 1, 2, 3, 4, 5, 6
 DECIMAL, MIXED = 11, 12
 #: Code of a word that the segment dictionary does not hold.
 NO_CODE = 0xFFFFFFFF
+_BUCKETS = 8 + 4 * 28
 #: Powers of ten that codec 11 divides by, and the bound of what is divided: integers below it are exact as floats.
 _POWERS, _MOST = np.array([10.0**e for e in range(16)]), 2.0**51
 
@@ -166,6 +167,21 @@ def _plan_decimal(words: Array, floats: Array, start: int, stop: int, kind: int)
 
 
 @njit
+def _bucket(code: int) -> int:
+    """Bucket of a code: one each below 8, then four from each power of two to the next."""
+    if code < 8:
+        return code
+    b = _bits(np.uint64(code))
+    return 8 + (b - 4) * 4 + ((code >> (b - 3)) & 3)
+
+
+@njit
+def _bound(bucket: int) -> int:
+    """The codes of a bucket and of those before it are below this."""
+    return bucket + 1 if bucket < 8 else (5 + ((bucket - 8) & 3)) << ((bucket - 8 >> 2) + 1)
+
+
+@njit
 def _mixed_bytes(n: int, hot: int, local: int, local_width: int) -> int:
     return 24 + _packed_bytes(local, local_width) + _packed_bytes(n, _bits(np.uint64(hot + local - 1)))
 
@@ -187,8 +203,8 @@ def _plan_mixed(
     codec 12 below ``best``; ``best`` bytes where there is none."""
     mask = np.uint64(len(slot_word) - 1)
     n, distinct = stop - start, 0
-    # Distinct words by the bits that their code needs; those without one come last.
-    by_bits = np.zeros(34, np.int64)
+    # Distinct words by their code, in buckets of which four double it; those without a code come last.
+    by_code = np.zeros(_BUCKETS + 1, np.int64)
     for r in range(start, stop):
         word = words[r]
         slot = ((word * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & mask
@@ -201,14 +217,14 @@ def _plan_mixed(
                 if distinct > MAX_LOCAL or _mixed_bytes(n, 0, distinct, local_width) >= best:
                     return best, 0, 0
             else:
-                by_bits[33 if codes[r] == NO_CODE else _bits(np.uint64(codes[r]))] += 1
+                by_code[_BUCKETS if codes[r] == NO_CODE else _bucket(np.int64(codes[r]))] += 1
     size, hot, own = best, 0, distinct
     if distinct <= MAX_LOCAL:
         size = min(size, _mixed_bytes(n, 0, distinct, local_width))
     local = distinct
-    for b in range(33):
-        most = min(1 << b, n_words)
-        local -= by_bits[b]
+    for b in range(_BUCKETS):
+        most = min(_bound(b), n_words)
+        local -= by_code[b]
         if n_words > 0 and local <= MAX_LOCAL:
             other = _mixed_bytes(n, most, local, local_width)
             if other < size:

@@ -81,7 +81,9 @@ def _mixed(values: list[int], codes: list[int], n_words: int, local_width: int) 
     """Codec 12 as (bytes, words of the segment dictionary, own words), for each number of the former that may be."""
     n, code_of = len(values), dict(zip(values, codes, strict=True)) if n_words else dict.fromkeys(values, NO_CODE)
     found = []
-    hots = [0, *dict.fromkeys(min(1 << b, n_words) for b in range(33))] if n_words else [0]
+    octaves = (1 << b for b in range(3, 31))
+    bounds = [*range(9), *(o * quarters // 4 for o in octaves for quarters in (5, 6, 7, 8))]
+    hots = dict.fromkeys(min(bound, n_words) for bound in bounds)
     for hot in hots:
         own = sum(code >= hot for code in code_of.values())
         if own <= MAX_LOCAL:
