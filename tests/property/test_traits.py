@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import resource
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from thinrow.core.errors import CorruptionError
 from thinrow.examples.records import Impressions
 from thinrow.history import buckets
+from thinrow.history.archive import reader as reader_module
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.verify import verify_generation
 from thinrow.history.compact import compact
@@ -142,3 +145,33 @@ def test_each_trait_in_every_style() -> None:
     for seed, (style, nullable) in enumerate(itertools.product(STYLES, (False, True))):
         every = [(spec_of(i, trait, dtype, nullable), style) for i, (trait, dtype) in enumerate(TRAITS, 1)]
         play(every, seed, [], 60, 16).check()
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_blocks_that_lie_under_right_crcs(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a writer had sealed nonsense: an error of ours or values, never a crash, a hang or memory without bound."""
+    every = [(spec_of(i, trait, dtype, i % 3 > 0), style) for i, (trait, dtype) in enumerate(TRAITS, 1)]
+    world = play(every, 3, [], 1_200, 512)
+    batch, generation = world.logged[-1][1], world.generations[-1]
+    real, objects = reader_module.kernel, generation.objects
+    monkeypatch.setattr(reader_module, "kernel", lambda name: (lambda *_: -1) if name == "check_crcs" else real(name))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rng, outcomes = np.random.default_rng(2), []
+    for number, (_, info) in enumerate(generation.segments):
+        container, sound = generation.segment(number).container, objects.get(info.name)
+        regions = [container.section(n)[:2] for n in container.sections if n.startswith("group:")]
+        for _ in range(40):
+            offset, length = regions[rng.integers(len(regions))]
+            damaged = bytearray(sound)
+            for at in rng.integers(offset, offset + length, 3):
+                damaged[at] = rng.integers(256)
+            copy = MemoryObjects()
+            for name in objects.list(""):
+                copy.put(name, bytes(damaged) if name == info.name else objects.get(name))
+            try:
+                reconstruct(Archive(copy).pin(), batch)
+                outcomes.append(True)
+            except CorruptionError:
+                outcomes.append(False)
+    assert len(set(outcomes)) == 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000, "KiB more than before"

@@ -75,7 +75,6 @@ def _print_archive(out: Console, taken: Snapshot, pieces: Pieces) -> None:
     from rich.table import Table
 
     from thinrow.core.units import format_bytes
-    from thinrow.storage.codecs import CODEC_NAMES
 
     generation = taken.generation
     table = Table("segment", "stripe", "rows", "first", "last", "max arrival", "digest")
@@ -93,17 +92,26 @@ def _print_archive(out: Console, taken: Snapshot, pieces: Pieces) -> None:
     for number in dict.fromkeys(pieces.segment.tolist()):
         segment, info = generation.segment(number), generation.segments[number][1]
         out.print(f"segment {info.name}: {info.n_rows} events of {info.n_users} users, {format_bytes(info.bytes)}")
-        codecs = Table("column", "group", "codecs (stripes)")
+        codecs = Table("column", "group", "codecs (stripes; bytes)")
         groups = {c.id: c.group for c in segment.columns}
         for column in segment.meta["columns"]:
-            counts = ", ".join(f"{CODEC_NAMES[int(k)]} ({n})" for k, n in column["codec_counts"].items())
+            codecs_of = column["codec_counts"], column.get("codec_bytes", {})
+            counts = ", ".join(_codec(int(k), n, codecs_of[1].get(k)) for k, n in codecs_of[0].items())
             codecs.add_row(column["name"], groups[column["id"]], counts)
         for overlay in info.overlays:
             opened = generation.overlay(number, overlay.column)
             assert opened is not None
-            counts = ", ".join(f"{CODEC_NAMES[int(k)]} ({n})" for k, n in opened.codec_counts.items())
+            counts = ", ".join(_codec(int(k), n, None) for k, n in opened.codec_counts.items())
             codecs.add_row(f"{opened.column.name}, backfilled", f"{opened.name}", counts)
         out.print(codecs)
+
+
+def _codec(codec: int, stripes: int, size: int | None) -> str:
+    """A codec with the stripes whose values it holds, and their bytes where the segment says."""
+    from thinrow.core.units import format_bytes
+    from thinrow.storage.codecs import CODEC_NAMES
+
+    return f"{CODEC_NAMES[codec]} ({stripes}{'' if size is None else f'; {format_bytes(size)}'})"
 
 
 def _print_events(out: Console, taken: Snapshot, newest: int) -> None:

@@ -167,7 +167,7 @@ def _plan_decimal(words: Array, floats: Array, start: int, stop: int, kind: int)
 
 
 @njit
-def _bucket(code: int) -> int:
+def _bucket(code: Any) -> Any:
     """Bucket of a code: one each below 8, then four from each power of two to the next."""
     if code < 8:
         return code
