@@ -354,9 +354,17 @@ def test_bad_arguments_are_named(world, tmp_path):
     with pytest.raises(InputError, match="user_share=2"):
         loader(store, table, user_share=2)
     with (
-        HistoryStore.create(tmp_path / "eight", SCHEMA, n_buckets=8) as eight,
-        pytest.raises(SchemaError, match=r"bucket\[4\]"),
+        HistoryStore.create(tmp_path / "six", SCHEMA, n_buckets=6) as six,
+        pytest.raises(SchemaError, match=r"bucket\[4\].*no multiple"),
     ):
-        loader(eight, table)
+        loader(six, table)
     with ExampleTable.create(tmp_path / "empty", event_schema=SCHEMA, example_schema=EXAMPLES, n_buckets=4) as empty:
         assert list(loader(store, empty)) == []
+
+
+def test_a_table_is_read_as_before_when_its_store_has_twice_the_buckets(world):
+    store, table, _ = world
+    before = [digest(b) for b in loader(store, table, plan=PLAN, threads=2, **SMALL)]
+    store.rebucket()
+    assert store.pin().n_buckets == 2 * table.n_buckets
+    assert [digest(b) for b in loader(store, table, plan=PLAN, threads=2, **SMALL)] == before
