@@ -29,7 +29,8 @@ _WRITING = (
     *(f"history/archive/{name}.py" for name in ("encode", "layout", "writer")),
     "kernels/numba/encode*.py",
     "kernels/numba/nested.py",
-    "storage/codecs*.py",
+    "storage/blocks.py",
+    "storage/codecs.py",
 )
 
 
