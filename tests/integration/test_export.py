@@ -142,6 +142,35 @@ def test_projection_and_time_are_exported(store: HistoryStore, tmp_path: Path, m
     assert 0 < len(seen) < 400
 
 
+def test_lists_and_vectors_are_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = EventSchema(
+        (
+            ColumnSpec(1, "tags", Trait.ID_LIST, "int32", "a", nullable=True),
+            ColumnSpec(2, "embedding", Trait.VECTOR, "float32", "a", size=2),
+        )
+    )
+    tags, vectors = [[1, 2], [], None, [3]], [[0.5, 1.0], [1.5, 2.0], [2.5, 3.0], [3.5, 4.0]]
+    with HistoryStore.create(tmp_path / "store", schema, n_buckets=2) as store:
+        for part in (slice(0, 2), slice(2, 4)):
+            embedding = pa.array(vectors[part], pa.list_(pa.float32(), 2))
+            columns = {"tags": pa.array(tags[part], pa.list_(pa.int32())), "embedding": embedding}
+            store.append(
+                pa.table({"user_id": [1, 1], "event_ts": [START + part.start, START + part.start + 1], **columns})
+            )
+            if not part.start:
+                store.compact()
+        table = store.to_arrow().read_all()
+        assert table["tags"].to_pylist() == tags
+        assert table.schema.field("embedding").type == pa.list_(pa.float32(), 2)
+        assert table["embedding"].to_pylist() == vectors
+        assert store.pin().to_arrow().read_all()["embedding"].to_pylist() == vectors[:2]
+        export = export_events(store, tmp_path / "out")
+    frame = by_polars(export.metadata, monkeypatch)
+    assert (frame["tags"].to_list(), frame["embedding"].to_list()) == (tags, vectors)
+    read = by_datafusion(export.metadata, "select tags, embedding from events order by arrival")
+    assert (read["tags"].to_pylist(), read["embedding"].to_pylist()) == (tags, vectors)
+
+
 def test_what_is_there_is_not_touched(store: HistoryStore, tmp_path: Path) -> None:
     export = export_events(store, tmp_path / "out")
     with pytest.raises(StoreExists, match="'events'"):

@@ -180,7 +180,7 @@ def _group(generation: Generation, users: Users, projection: Projection, rows: i
 def read_archived(generation: Generation, projection: Projection, request_ts: int) -> ReadUsers:
     """How to read distinct users from a generation alone: what it shows of events before ``request_ts`` (exclusive)."""
     specs = projection.resolve(generation.schema)
-    columns = [StoredColumn(c.id, c.name, c.dtype, c.group, c.nullable) for c in specs]
+    columns = [StoredColumn.of(c) for c in specs]
 
     def read(users: Users) -> SharedHistories:
         n = len(users)
