@@ -106,8 +106,12 @@ def run(path: Path, processes: int, rounds: int, seed: int) -> None:
             time.sleep(rng.uniform(0.2, 1.5))
             p.send_signal(signal.SIGKILL)
         for i, p in enumerate(running):
-            out, err = p.communicate()
-            assert p.returncode == -signal.SIGKILL, err
+            # Not communicate(): it would miss what the lines read so far left in the buffer.
+            assert p.stdout is not None
+            assert p.stderr is not None
+            with p.stdout, p.stderr:
+                out, err = p.stdout.read(), p.stderr.read()
+            assert p.wait() == -signal.SIGKILL, err
             acknowledged = [int(line) for line in (firsts[i] + out).split("\n")[:-1]]
             assert acknowledged == list(range(done[i], done[i] + len(acknowledged)))
             done[i] += len(acknowledged)
