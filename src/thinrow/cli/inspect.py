@@ -12,20 +12,24 @@ from thinrow.cli.common import format_time, name_unknown, parse_time, parse_user
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from thinrow.history.archive.generation import Generation
     from thinrow.history.archive.lookup import Pieces
     from thinrow.history.snapshot import Snapshot
 
 
 @click.command()
-@click.argument("user")
+@click.argument("user", required=False)
 @store_option
 @click.option("--at", "at_text", help="Version as of this time: ms or ISO 8601; default: all events.")
 @click.option("--newest", type=click.IntRange(min=0), default=5, show_default=True, help="How many events to show.")
 @click.option(
     "--examples", type=click.Path(path_type=Path), help="Directory of a training table: show the versions logged in it."
 )
-def command(user: str, store_path: Path, at_text: str | None, newest: int, examples: Path | None) -> None:
-    """Show what the store holds of USER.
+@click.option("--usage", is_flag=True, help="Instead of a user: how much each column is read, dead ones first.")
+def command(
+    user: str | None, store_path: Path, at_text: str | None, newest: int, examples: Path | None, usage: bool
+) -> None:
+    """Show what the store holds of USER, or (--usage) how much each column is read.
 
     Its index entries, segments and codecs in the archive; the version that a request at this time would log; how many
     recent events go inline; and the newest events that such a request sees. With --examples also every version of the
@@ -36,7 +40,10 @@ def command(user: str, store_path: Path, at_text: str | None, newest: int, examp
       thinrow inspect 42 --store S --newest 20
       thinrow inspect 42 --store S --examples examples
       thinrow inspect --store S --at 2017-07-14T02:40 -- -42
+      thinrow inspect --store S --usage
     """
+    if (user is None) != usage:
+        raise click.UsageError("name a USER, or pass --usage")
     from rich.console import Console
 
     from thinrow.core.units import NEVER
@@ -48,6 +55,9 @@ def command(user: str, store_path: Path, at_text: str | None, newest: int, examp
     out = Console(width=None if Console().is_terminal else 160, markup=False, emoji=False, highlight=False)
     at = NEVER - 1 if at_text is None else parse_time(at_text)
     with HistoryStore.open(store_path) as store:
+        if user is None:
+            _print_usage(out, store.pin())
+            return
         ids = parse_users([user], store.schema.user_kind)
         taken = store.peek(ids, at)
         version = taken.requests.versions[0]
@@ -68,6 +78,23 @@ def command(user: str, store_path: Path, at_text: str | None, newest: int, examp
             _print_events(out, taken, newest)
         if examples is not None:
             _print_logged(out, taken, bucket, examples)
+
+
+def _print_usage(out: Console, generation: Generation) -> None:
+    from rich.table import Table
+
+    from thinrow.core.units import format_bytes
+    from thinrow.history.usage import usage_rows
+
+    rows = usage_rows(generation)
+    months = sorted({m for row in rows for m in row["bytes_by_month"]})[-3:]
+    table = Table("column", "id", "last read", "requests", "events", *(f"read {m}" for m in months), "stored")
+    for row in rows:
+        last = format_time(row["last_ms"]) if row["last_ms"] else "never"
+        sizes = (format_bytes(row["bytes_by_month"].get(m, 0)) for m in months)
+        counts = str(row["requests"]), str(row["events"])
+        table.add_row(row["column"], str(row["id"]), last, *counts, *sizes, format_bytes(row["stored_bytes"]))
+    out.print(table)
 
 
 def _print_archive(out: Console, taken: Snapshot, pieces: Pieces) -> None:

@@ -132,6 +132,9 @@ def _reconstruct(
     histories = cut_windows(events, user_of, batch.request_ts, bound, oldest, newest, whole)
     stats.clock("merge", since)
     stats.events_delivered += int(histories.lengths().sum())
+    if generation.usage is not None:
+        sizes = {c.id: stats.column_bytes.get(c.id, 0) for c in columns}
+        generation.usage.add(sizes, len(batch), stats.events_delivered)
     return Reconstruction(histories, stats, status, kept)
 
 

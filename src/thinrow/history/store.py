@@ -47,6 +47,7 @@ from thinrow.history.recent.lmdb import LmdbRecent
 from thinrow.history.recent.tier import AppendResult, RecentTier
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.snapshot import MAX_INLINE_EVENTS, Snapshot, take_snapshot
+from thinrow.history.usage import UsageRecorder
 from thinrow.history.verify import verify_recent
 from thinrow.schema import EventSchema, Projection
 from thinrow.schema.evolution import Evolution
@@ -75,6 +76,7 @@ class HistoryStore:
         """Join parts that are open already; ``create`` and ``open`` make them."""
         self.path, self.archive, self.recent, self.max_inline = path, archive, recent, max_inline
         self._clock = clock
+        archive.usage = UsageRecorder(archive.objects, clock)
         # A request must not see a number above ones that a bulk load has taken and not yet committed.
         self._numbering = threading.RLock()
 
@@ -487,8 +489,10 @@ class HistoryStore:
         return verify_recent(self.pin, self.recent, str(self.path / "recent"), progress)
 
     def close(self) -> None:
-        """Release the recent tier."""
+        """Release the recent tier, and write what was counted of the use of columns."""
         self.recent.close()
+        if self.archive.usage is not None:
+            self.archive.usage.flush()
 
     def __enter__(self) -> HistoryStore:
         return self

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,16 @@ _MAX_DICTIONARIES = 4_096
 _MAX_SETS = 256
 #: Optional keys of a manifest that every commit passes on.
 _CARRIED = ("tombstones", "retention", "schema_log")
+
+
+class ReadCounter(Protocol):
+    """Counts what is read, by column (``history.usage``)."""
+
+    def add(self, column_bytes: Mapping[int, int], requests: int, events: int) -> None:
+        """One batch: bytes by column id."""
+
+    def flush(self) -> None:
+        """Write what was counted."""
 
 
 class Generation:
@@ -111,6 +121,11 @@ class Generation:
     def objects(self) -> ObjectStore:
         """Where the segments are."""
         return self._archive.objects
+
+    @property
+    def usage(self) -> ReadCounter | None:
+        """What counts the reads of columns, if anything does."""
+        return self._archive.usage
 
     @property
     def n_rows(self) -> int:
@@ -313,6 +328,7 @@ class Archive:
         self._lock = threading.Lock()
         self._open: dict[str, Segment] = {}
         self._overlays: dict[str, Overlay] = {}
+        self.usage: ReadCounter | None = None
         self._tombstones: dict[str, tuple[npt.NDArray[np.void], npt.NDArray[np.bytes_]]] = {}
         self._pages = PageCache()
         self._pinned: Generation | None = None

@@ -44,8 +44,7 @@ class ReadStats:
     """What a read cost. ``seconds`` by stage: index, fetch, crc, decode, verify, merge; no second is booked twice.
 
     ``bytes_read`` are the chunks that were asked for; ``io`` counts the requests and bytes that this took, index and
-    gaps between joined ranges included.
-    """
+    gaps between joined ranges included. ``column_bytes``: bytes of blocks, by column id."""
 
     bytes_read: int = 0
     events_decoded: int = 0
@@ -53,6 +52,7 @@ class ReadStats:
     pieces: int = 0
     mixed_pieces: int = 0
     versions_verified: int = 0
+    column_bytes: dict[int, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     io: Meter = field(default_factory=Meter)
 
@@ -61,6 +61,8 @@ class ReadStats:
         for name in ("bytes_read", "events_decoded", "events_delivered", "pieces", "mixed_pieces", "versions_verified"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.io.add(**other.io.counts())
+        for column, size in other.column_bytes.items():
+            self.column_bytes[column] = self.column_bytes.get(column, 0) + size
         for stage, s in other.seconds.items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + s
 
@@ -355,7 +357,7 @@ class RowReader:
             bad = kernel("check_crcs")(
                 chunks.buffers, chunks.source, headers.block[k], headers.length[k], headers.crc[k]
             )
-            chunk = chunks.of_run
+            chunk, size = chunks.of_run, headers.length[k].sum()
         else:
             chunk = chunks.of_run[runs]
             used = np.unique(chunk)
@@ -368,6 +370,8 @@ class RowReader:
                 headers.crc[k_of, used],
             )
             bad = int(used[bad]) if bad >= 0 else -1
+            size = headers.length[k_of, used].sum()
+        self.stats.column_bytes[spec.id] = self.stats.column_bytes.get(spec.id, 0) + int(size)
         if bad >= 0:
             run = int(runs[np.flatnonzero(chunk == bad)[0]])
             raise self._corrupt(run, spec.name, "the block's CRC does not match", chunks.group)
