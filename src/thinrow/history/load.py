@@ -132,6 +132,7 @@ class _Load:
     def run(self) -> CompactReport:
         done = self._folder.get("done")
         if done is not None:
+            self._folder.sweep()
             return CompactReport(**done)
         base = self._archive.pin()
         job = {"load": self._options.load_id, "schema": self._schema.to_dict(), "n_buckets": base.n_buckets}

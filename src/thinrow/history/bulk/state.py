@@ -81,7 +81,7 @@ class LoadFolder:
         while (body := self.get(f"run-{len(found):05d}")) is not None:
             path = self.path / f"run-{len(found):05d}.arrow"
             found.append(Run(np.array(body["rows"], np.int64), body["read"], path, None, None))
-        self._sweep(len(found))
+        self._sweep_runs(len(found))
         return found
 
     def add_run(self, number: int, run: Run) -> Run:
@@ -128,6 +128,10 @@ class LoadFolder:
     def finish(self, report: CompactReport) -> None:
         """Leave the report alone."""
         self.put("done", asdict(report))
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Delete everything but the report of a load that is done."""
         self.clear(keep=("done.json", "lock"))
 
     def clear(self, keep: tuple[str, ...] = ("lock",)) -> None:
@@ -137,7 +141,7 @@ class LoadFolder:
                 if path.name not in keep:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _sweep(self, n_runs: int) -> None:
+    def _sweep_runs(self, n_runs: int) -> None:
         """Delete what a killed process left half written."""
         if not self.path.is_dir():
             return
