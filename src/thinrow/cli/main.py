@@ -15,6 +15,8 @@ from thinrow.core.errors import ThinrowError
 COMMANDS = {
     "ingest": ("ingest", "Append events from Parquet or Arrow files to a store."),
     "compact": ("compact", "Move recent events into the archive."),
+    "erase": ("erase", "Erase users, or events of one."),
+    "retain": ("retain", "Let go of events that are older, or more, than a policy keeps."),
     "gc": ("gc", "Remove old generations and what killed writers left."),
     "rebucket": ("rebucket", "Rewrite a store to twice as many buckets, or more."),
     "backup": ("backup", "Copy a store while it is written to."),

@@ -250,7 +250,7 @@ def write_bucket(task: BucketTask) -> BucketWrite | None:
         return None
     older, view = base.only(numbers[:keep]), base.only(numbers[keep:])
     # Where nothing is merged there is nothing to prove: what is new is what the writer digests.
-    held = [_comparable(view, n) for n in range(len(view.segments))]
+    held = [comparable_digests(view, n) for n in range(len(view.segments))]
     expected = reduce(_add, held) if held else None
     n_new = 0
     hides: list[Hides] = []
@@ -294,7 +294,7 @@ def _unsettled(base: Generation, numbers: Sequence[int]) -> bool:
     )
 
 
-def _comparable(view: Generation, number: int) -> dict[str, int]:
+def comparable_digests(view: Generation, number: int) -> dict[str, int]:
     """Digests of a segment that its events have under today's schema too: a widened float has other bits."""
     stored = ((c.id, view.stream_of(number, c.id)) for c in view.schema.columns if c.dtype == "float64")
     widened = {str(i) for i, part in stored if part is not None and part[2].dtype == "float32"}

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from thinrow.core.errors import CommitConflict, InputError
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users, as_users, bucket_of
-from thinrow.history.archive.bury import Burial, Doomed, bury_bucket, count_doomed
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.layout import EVENT_ID, SegmentInfo, stored_columns
 from thinrow.history.archive.lookup import Ints, look_up
@@ -40,6 +39,7 @@ from thinrow.history.archive.tombstones import (
     write_tombstones,
 )
 from thinrow.history.archive.window import read_everything
+from thinrow.history.bury import Burial, Doomed, bury_bucket, count_doomed
 from thinrow.history.recent.tier import RecentTier
 from thinrow.jagged import Events
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -138,6 +139,16 @@ def finish(
     files, size = purge(archive, grace_s)
     Journal(archive.objects).end(pending)
     return _report(buried, files, size)
+
+
+def refuse_unfinished_loads(folder: Path) -> None:
+    """Raises StoreError where the folder of a bulk load holds events that are not in the archive yet."""
+    for load in sorted(folder.glob("*")) if folder.is_dir() else []:
+        if load.is_dir() and {f.name for f in load.iterdir()} - {"done.json", "lock"}:
+            raise StoreError(
+                f"the bulk load in {load} is unfinished, and may hold what is to be erased; finish it, or delete the "
+                "folder, and run again"
+            )
 
 
 def _bury(
@@ -268,12 +279,13 @@ def purge(archive: Archive, grace_s: float = GRACE_S) -> tuple[int, int]:
 
 def _left(archive: Archive, since: int, suspects: set[str]) -> list[str]:
     """What holds, or may come to hold, what was erased in generation ``since``."""
-    old = [n for log in (ManifestLog(archive.objects), ManifestLog(archive.objects, "retired")) for n in log.list()]
+    # A generation that stays for somebody who holds it is in the second.
+    logs = ManifestLog(archive.objects), ManifestLog(archive.objects, "retired")
+    old = [n for log in logs for n in log.list()]
     left = [f"generation {n}" for n in old if n < since]
     left += [f"a file of {who}" for number, who, writes in archive.holders() if writes and number < since]
     if left:
         return left
-    log = ManifestLog(archive.objects)
-    named = {name for number in log.list() for name in strings_of(log.load(number))}
+    named = {name for log in logs for number in log.list() for name in strings_of(log.load(number))}
     there = {name for folder in FOLDERS for name in archive.objects.list(folder)}
     return sorted(there & (suspects - named))

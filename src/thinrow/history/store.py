@@ -36,7 +36,16 @@ from thinrow.history.bulk.source import BulkInput
 from thinrow.history.compact import compact
 from thinrow.history.engines import BucketEngine, EngineName, engine_of
 from thinrow.history.erase import EventsOf, Retention
-from thinrow.history.erasure import GRACE_S, Also, EraseReport, erase, expire_rewritten, finish, retain
+from thinrow.history.erasure import (
+    GRACE_S,
+    Also,
+    EraseReport,
+    erase,
+    expire_rewritten,
+    finish,
+    refuse_unfinished_loads,
+    retain,
+)
 from thinrow.history.evolve import evolve
 from thinrow.history.intake import CheckedEvents, check_table, request_times
 from thinrow.history.journal import Journal, Pending
@@ -384,33 +393,34 @@ class HistoryStore:
             InputError: nothing is named, or a user twice over.
             CommitConflict: other writers won twenty times in a row; run it again.
             CorruptionError: a segment with something that is to go is damaged; restore it first.
-            StoreError: a writer that began before is still at work; run it again.
+            StoreError: a bulk load is unfinished, or a writer that began before is still at work; run it again.
         """
         ids, _ = distinct(as_users(users, self.schema.user_kind))
         if not dry_run:
-            self.finish_erasures(also=also, grace_s=grace_s)
-        with self._numbering:
-            return erase(
-                self.archive,
-                self.recent,
-                ids,
-                events,
-                also=also,
-                paths=paths,
-                grace_s=grace_s,
-                dry_run=dry_run,
-                progress=progress,
-            )
+            refuse_unfinished_loads(self.path / "loads")
+            self.finish_erasures(lambda _: also, grace_s=grace_s)
+        return erase(
+            self.archive,
+            self.recent,
+            ids,
+            events,
+            also=also,
+            paths=paths,
+            grace_s=grace_s,
+            dry_run=dry_run,
+            progress=progress,
+        )
 
     def pending_erasures(self) -> list[Pending]:
         """Erasures that were begun and cut short."""
         return Journal(self.archive.objects).pending()
 
-    def finish_erasures(self, *, also: Also | None = None, grace_s: float = GRACE_S) -> list[EraseReport]:
-        """Finish erasures that were cut short. Raises as ``erase``."""
+    def finish_erasures(
+        self, also: Callable[[Pending], Also | None] = lambda _: None, *, grace_s: float = GRACE_S
+    ) -> list[EraseReport]:
+        """Finish erasures that were cut short; ``also`` gives what else to clean for each. Raises as ``erase``."""
         pending = self.pending_erasures()
-        with self._numbering:
-            return [finish(self.archive, self.recent, p, also=also, grace_s=grace_s) for p in pending]
+        return [finish(self.archive, self.recent, p, also=also(p), grace_s=grace_s) for p in pending]
 
     def retain(
         self,
@@ -431,17 +441,16 @@ class HistoryStore:
 
         Further arguments and errors as ``erase``.
         """
-        with self._numbering:
-            return retain(
-                self.archive,
-                self.recent,
-                retention,
-                self._clock(),
-                also=also,
-                grace_s=grace_s,
-                dry_run=dry_run,
-                progress=progress,
-            )
+        return retain(
+            self.archive,
+            self.recent,
+            retention,
+            self._clock(),
+            also=also,
+            grace_s=grace_s,
+            dry_run=dry_run,
+            progress=progress,
+        )
 
     def snapshot(self, users: object, request_ts: npt.ArrayLike) -> Snapshot:
         """What distinct ``users`` (U,) did before ``request_ts``: ms or ``datetime64``, exclusive, (U,) or one."""

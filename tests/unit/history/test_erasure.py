@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from thinrow.core.errors import CorruptionError, Erased, Expired, InputError, VersionMismatch
-from thinrow.history.archive.bury import Doomed, bury_bucket
 from thinrow.history.archive.tombstones import ERASED, EXPIRED, TOMBSTONE_DTYPE, WHOLE, Tombstones, intervals, unite
 from thinrow.history.archive.verify import verify_generation
+from thinrow.history.bury import Doomed, bury_bucket
 from thinrow.history.erase import EventsOf, Retention
 from thinrow.history.erasure import purge
 from thinrow.history.missing import COMPLETE, STATUS_ERASED, STATUS_EXPIRED

@@ -328,7 +328,10 @@ class BlockTier(ABC):
 
         def work(txn: Writing) -> None:
             counters, trimmed = self._counters(txn, keys)
-            changed = np.flatnonzero(through > trimmed).tolist()
+            known = txn.pairs("users", keys)
+            # A user who was erased meanwhile stays forgotten: the floor is above what was dropped.
+            stays = np.array([key in known for key in keys], np.bool_) | (through > self._floor)
+            changed = np.flatnonzero((through > trimmed) & stays).tolist()
             for u in changed:
                 self._trim_user(txn, keys[u], int(through[u]))
             values = pack_pairs(np.maximum(counters, through)[changed], through[changed])

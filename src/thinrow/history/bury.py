@@ -30,6 +30,7 @@ from thinrow.history.archive.scan import ROWS_AT_ONCE, scan
 from thinrow.history.archive.tombstones import Tombstones
 from thinrow.history.archive.window import read_everything
 from thinrow.history.archive.writer import SegmentWriter, content_digests
+from thinrow.history.buckets import comparable_digests
 from thinrow.jagged import Events
 from thinrow.schema.event_schema import HIDDEN_FROM_ID, KEYS_GROUP
 
@@ -109,7 +110,7 @@ def _bury(base: Generation, bucket: int, doomed: Doomed, *, dry_run: bool) -> Bu
                 segments.append(info)
                 continue
             rewritten += info.n_rows - int(found.sum())
-            if not dry_run and (left := _rewrite(base, view, info, bucket, doomed)) is not None:
+            if not dry_run and (left := _rewrite(base, view, bucket, doomed)) is not None:
                 segments.append(left)
                 written.append(left.name)
     except BaseException:
@@ -131,10 +132,10 @@ def _count(view: Generation, doomed: Doomed) -> Ints:
     return counts
 
 
-def _rewrite(base: Generation, view: Generation, info: SegmentInfo, bucket: int, doomed: Doomed) -> SegmentInfo | None:
+def _rewrite(base: Generation, view: Generation, bucket: int, doomed: Doomed) -> SegmentInfo | None:
     """The segment without what goes; None where nothing is left of it."""
     columns = [c for c in stored_columns(base.schema) if c.group != KEYS_GROUP]
-    expected = dict(info.digests)
+    expected = comparable_digests(view, 0)
     name = f"segments/{bucket:05d}/{secrets.token_hex(8)}.seg"
     hides = view.segment(0).hides
     lasting = _without(hides, doomed.hides(hides))
