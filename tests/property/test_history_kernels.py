@@ -112,6 +112,7 @@ def test_read_ranges_hold_the_newest_of_each_length(g: dict[str, Any], seed: int
     same("read_ranges", *arguments)
     visible = (run_off[run_of_user], *spans, *arguments[7:11], *examples[:3])
     same("all_visible", *visible)
+    same("rows_before", piece_off, ts, rng.integers(0, 10, len(n_rows)))
     np.testing.assert_array_equal(kernel("all_visible")(*visible), sees_all(g))
     first, last = kernel("read_ranges")(*arguments)
     run_row = piece_off[run_off]

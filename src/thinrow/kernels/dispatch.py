@@ -48,6 +48,7 @@ KERNELS: dict[str, str] = {
     "merge_runs": "history",
     "example_slices": "history",
     "all_visible": "history",
+    "rows_before": "history",
     "piece_summaries": "history",
     "remap_codes": "history",
     "runs_of_rows": "history",

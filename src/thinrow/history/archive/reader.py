@@ -187,13 +187,22 @@ class RowReader:
         self._found: _Stripes | None = None
         self._every = np.arange(len(piece))
 
-    def column(self, spec: StoredColumn) -> Column:
+    def column(self, spec: StoredColumn, rows: Ints | None = None) -> Column:
         """One column of all rows; null where a segment does not have it.
+
+        Args:
+            rows: (R,) of each run only so many rows are wanted, the first ones; what stands at the others says nothing.
+                For a column of fixed width, dense and everywhere.
 
         Raises:
             CorruptionError: a block is damaged (names file, user and column).
         """
         parts = self.segments.streams(spec.id)
+        if rows is not None:
+            values = pool.empty(self.total, spec.dtype)
+            at = _Places(None, self.row_from, self.row_from + rows, self.out_pos)
+            self._decode(parts[0].group, self._every, parts[0].values, spec, values, None, at)
+            return Column(values)
         lookup = self.generation.dictionary(spec, tuple(self.segments.numbers.tolist()))
         valid = self._valid(spec, parts)
         at = self._lists(spec, parts) if spec.ragged else self._rows.times(max(spec.size, 1))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core import pool
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users
@@ -84,7 +85,18 @@ class Window:
         reader = RowReader(self.generation, self.pieces, mixed, np.zeros(len(mixed), np.int64), rows, self.stats)
         self.key_off[mixed] = reader.out_pos[:-1]
         owner = np.searchsorted(self.pieces.piece_off, mixed, side="right") - 1
-        self._keys = self._decode_keys(reader, owner)
+        if len(self.pieces.hides) or (self._spans[3][mixed] != NEVER).any() or not reader.total:
+            self._keys = self._decode_keys(reader, owner)
+            return
+        # Nothing is hidden here, and of what no request reaches no arrival number is asked.
+        event_ts = reader.column(_EVENT_TS).values
+        latest = np.zeros(len(self.pieces.users), np.int64)
+        np.maximum.at(latest, self.user_of, self.request_ts)
+        needed = kernel("rows_before")(reader.out_pos, event_ts, latest[owner])
+        arrival = reader.column(_ARRIVAL, needed).values
+        hidden = pool.empty(reader.total, np.int64)
+        hidden[:] = NEVER
+        self._keys = event_ts, arrival, hidden
 
     def _decode_keys(self, reader: RowReader, owner: Ints) -> tuple[Ints, Ints, Ints]:
         """Keys of all rows, hides applied; ``owner`` is the user of each piece that ``reader`` reads."""

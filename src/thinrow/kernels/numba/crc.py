@@ -15,7 +15,7 @@ from numba.core.registry import cpu_target
 from numba.np.numpy_support import carray
 
 from thinrow.core.buffers import Buffers
-from thinrow.kernels.numba.intrinsics import pointer
+from thinrow.kernels.numba.intrinsics import pointer, prefetch
 from thinrow.kernels.numba.jit import intrinsic, njit
 
 Array = npt.NDArray[Any]
@@ -149,6 +149,10 @@ def crc32c_many(buffer: Array, offset: Array, length: Array) -> Array:
     return out
 
 
+#: Chunks whose headers are asked for ahead of their turn: each is a line of a file far from the last.
+_AHEAD = 8
+
+
 @njit
 def _range(address: Array, size: Array, source: Array, offset: Array, length: Array, i: int) -> Any:
     """Whether range i lies in its buffer, and the range (empty where it does not)."""
@@ -173,6 +177,10 @@ def _wrong_by_threes(address: Array, size: Array, source: Array, offset: Array, 
     """Three ranges at a time: an instruction takes three steps, and their chains do not wait for each other."""
     n = len(offset) // 3 * 3
     for i in range(0, n, 3):
+        for ahead in range(i + 6, min(i + 9, len(offset))):
+            if 0 <= source[ahead] < len(address):
+                prefetch(address[source[ahead]] + offset[ahead])
+                prefetch(address[source[ahead]] + offset[ahead] + 64)
         inside_a, a = _range(address, size, source, offset, length, i)
         inside_b, b = _range(address, size, source, offset, length, i + 1)
         inside_c, c = _range(address, size, source, offset, length, i + 2)
@@ -225,6 +233,9 @@ def _open_chunks(
     crc: Array,
 ) -> Any:
     for i in range(len(offset)):
+        ahead = i + _AHEAD
+        if ahead < len(offset) and 0 <= source[ahead] < len(address):
+            prefetch(address[source[ahead]] + offset[ahead])
         inside, data = _range(address, size, source, offset, length, i)
         streams = n_streams[i]
         head = (streams * 12 + 7) // 8 * 8

@@ -383,6 +383,15 @@ def example_slices(
 
 
 @njit
+def rows_before(offsets: Ints, event_ts: Ints, before: Ints) -> Ints:
+    """Rows of each range ``[offsets[i], offsets[i + 1])``, in order of time, that have ``event_ts < before[i]``."""
+    rows = np.empty(len(before), np.int64)
+    for i in range(len(before)):
+        rows[i] = _lower_bound(event_ts, offsets[i], offsets[i + 1], before[i]) - offsets[i]
+    return rows
+
+
+@njit
 def all_visible(
     piece_off: Ints,
     first_ts: Ints,

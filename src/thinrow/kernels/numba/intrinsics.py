@@ -26,6 +26,20 @@ def pointer(typingctx: Any, address: Any) -> Any:
 
 
 @intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at an address, which need not be one that may be read."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        line, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [line, number, number, number])
+        ask = builder.module.declare_intrinsic("llvm.prefetch", [line], kind)
+        builder.call(ask, [builder.inttoptr(args[0], line), *(ir.Constant(number, v) for v in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), emit
+
+
+@intrinsic
 def load64(typingctx: Any, data: Any, offset: Any) -> Any:
     """The 8 bytes ``data[offset:offset + 8]`` as one uint64, at any alignment."""
 

@@ -217,6 +217,11 @@ def example_slices(
     return start, stop, exact
 
 
+def rows_before(offsets: Ints, event_ts: Ints, before: Ints) -> Ints:
+    bounds = zip(offsets[:-1], offsets[1:], before, strict=True)
+    return np.array([(event_ts[a:b] < t).sum() for a, b, t in bounds], np.int64)
+
+
 def all_visible(
     piece_off: Ints,
     first_ts: Ints,
