@@ -102,7 +102,7 @@ class _Plain:
         offsets = offsets_of(size)
         written = np.zeros(int(offsets[-1]), np.uint8)
         kernel("write_blocks")(*self._arguments, codec, self.width, self._base, self._scale, offsets, written)
-        kernel("copy_ranges")(written, offsets[:-1], size, payload, place)
+        _copy(written, offsets[:-1], size, payload, place)
 
 
 class _Nested:
@@ -163,7 +163,7 @@ class _Runs(_Nested):
         codec, none = np.where(chosen, DICTIONARY, 0).astype(np.uint8), np.zeros(n, np.uint64)
         ends = runs.words, 0, runs.stripe_off, runs.restarts, 8, self._ends, 1
         kernel("write_blocks")(*ends, codec, self._ends_width, none, none, offsets, written)
-        kernel("copy_ranges")(written, offsets[:-1], np.diff(offsets), payload, place + 8)
+        _copy(written, offsets[:-1], np.diff(offsets), payload, place + 8)
         self._inner.write(chosen, payload, place + self._head)
 
 
@@ -188,8 +188,13 @@ class _Sparse(_Nested):
         shift = np.repeat((off[:-1] * 64 - stripe_off[:-1])[chosen], self._rows[chosen])
         bits[np.arange(int(stripe_off[-1])) + shift] = self._present[mine]
         packed = np.packbits(bits, bitorder="little")
-        kernel("copy_ranges")(packed, off[:-1] * 8, words * 8, payload, place + 16)
+        _copy(packed, off[:-1] * 8, words * 8, payload, place + 16)
         self._inner.write(chosen, payload, place + self._head)
+
+
+def _copy(data: U8, start: I64, size: I64, payload: U8, place: I64) -> None:
+    """Copy ranges; where nothing is copied the place may lie beyond the end, at which the kernel would stop."""
+    kernel("copy_ranges")(data, start, size, payload, np.where(size > 0, place, 0))
 
 
 def packed_bytes(n: I64, width: npt.NDArray[Any]) -> I64:

@@ -246,3 +246,15 @@ def test_a_store_that_is_always_busy_ends_in_an_error(store: HistoryStore, monke
     with pytest.raises(CommitConflict):
         store.backfill("score", keyed([1], "score"))
     assert store.archive.objects.list("overlays/") == []
+
+
+def test_a_value_after_a_stripe_of_nulls_is_kept(tmp_path: Path) -> None:
+    schema = EventSchema((ColumnSpec(1, "score", Trait.NUMERIC, "float32", "main", nullable=True),))
+    score = [None] * 1_320
+    score[0], score[1], score[1_300] = 0.25, 0.5, 650.25
+    i = np.arange(1_320)
+    with HistoryStore.create(tmp_path / "s", schema, n_buckets=1, sync=False) as store:
+        store.append(pa.table({"user_id": 0 * i, "event_ts": i, "score": pa.array(score, pa.float32())}))
+        store.compact()
+        assert verify_generation(store.pin()) == []
+        assert store.read([0], 10**9).histories.to_jagged("score").to_arrow().to_pylist() == [score]
