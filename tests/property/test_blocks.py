@@ -189,7 +189,9 @@ def test_each_codec_is_chosen_for_its_data(kind: str, codec: int) -> None:
 @given(cases, st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.6, 0.95, 1.0]))
 def test_nulls_and_values_come_back(case: Case, seed: int, share: float) -> None:
     """Where absent rows tell the nulls, the block of the values is read for both."""
-    null = np.random.default_rng(seed).random(len(case.words)) < share
+    rng, rows = np.random.default_rng(seed), np.diff(case.stripes)
+    # Stripes differ in their share, so that those of one codec stand before and after empty ones of another.
+    null = rng.random(len(case.words)) < np.repeat(rng.choice([0.0, share, 0.9, 1.0], len(rows)), rows)
     words = np.where(null, np.uint64(0), case.words)
     if len(case.dictionary):
         return

@@ -194,7 +194,8 @@ class _Sparse(_Nested):
 
 def _copy(data: U8, start: I64, size: I64, payload: U8, place: I64) -> None:
     """Copy ranges; where nothing is copied the place may lie beyond the end, at which the kernel would stop."""
-    kernel("copy_ranges")(data, start, size, payload, np.where(size > 0, place, 0))
+    stopped_at = kernel("copy_ranges")(data, start, size, payload, np.where(size > 0, place, 0))
+    assert stopped_at == -1
 
 
 def packed_bytes(n: I64, width: npt.NDArray[Any]) -> I64:
