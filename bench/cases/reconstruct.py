@@ -10,7 +10,9 @@ files of all are in the page cache. Patterns:
 Ours:
 
 - ``copies``: look-up, fetch, CRC, decode, verify, then every example's events copied into the arrays.
-- ``shared``: the same without the copy: slices of one copy per user, which is what a batch carries.
+- ``codes``: the same, columns of 64-bit integers as codes and one dictionary a batch. Compared with ``raw_copy`` alone,
+  which copies values.
+- ``shared``: as ``copies`` without the copy: slices of one copy per user, which is what a batch carries.
 
 A ratio is ours over a peer: ``vs_<peer>.<ours>.<pattern>.<newest>``. ``threads_2_over_1`` is two Python threads on
 different batches over one. ``docs/benchmarks.md`` says how each peer is laid out.
@@ -100,6 +102,7 @@ def _run_pattern(
             works: dict[str, Timed] = {
                 "thinrow.shared": partial(_all_shared, ours, batches, NEWEST[name]),
                 "thinrow.copies": partial(_all, ours, batches, NEWEST[name], out),
+                "thinrow.codes": partial(_all_codes, ours, batches, NEWEST[name], out),
             }
             works |= {c.name: partial(_all, c, batches, NEWEST[name], out) for c in contestants}
             threads = {
@@ -137,6 +140,7 @@ def _require_same(ours: Thinrow, peers: Sequence[Peer], batch: Batch, newest: in
             column[:] = 0
         assert peer.read(batch, newest, got) == n, f"{peer.name} delivers another number of events"
         assert same(expected, got, n), f"{peer.name} delivers other events"
+    assert ours.check_codes(batch, newest), "codes stand for other values"
 
 
 def _all(peer: Peer, batches: Sequence[Batch], newest: int | None, out: Out) -> int:
@@ -145,6 +149,10 @@ def _all(peer: Peer, batches: Sequence[Batch], newest: int | None, out: Out) -> 
 
 def _all_shared(ours: Thinrow, batches: Sequence[Batch], newest: int | None) -> int:
     return sum(ours.read_shared(b, newest) for b in batches)
+
+
+def _all_codes(ours: Thinrow, batches: Sequence[Batch], newest: int | None, out: Out) -> int:
+    return sum(ours.read_codes(b, newest, out) for b in batches)
 
 
 def _like(out: Out) -> Out:
@@ -167,6 +175,8 @@ def _report(result: Result, pattern: str, newest: str, seen: Rates) -> None:
     peers = {n: m for n, m in medians.items() if not n.startswith(("thinrow", "vortex"))}
     if vortex:
         peers["vortex"] = max(vortex)
+    if "raw_copy" in peers:
+        result.ratios[f"vs_raw_copy.codes.{pattern}.{newest}"] = medians["thinrow.codes"] / medians["raw_copy"]
     for ours in ("shared", "copies"):
         mine = medians[f"thinrow.{ours}"]
         for peer, theirs in peers.items():

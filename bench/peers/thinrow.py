@@ -64,13 +64,35 @@ class Thinrow(Peer):
         """One copy a user, and a slice an example: what a batch carries."""
         return reconstruct(self.generation, self.requests(batch), Projection(max_len=newest)).histories
 
+    def coded(self) -> tuple[str, ...]:
+        """Columns whose codes are smaller than their values."""
+        return tuple(c.name for c in self.data.schema.columns if c.dtype == "int64")
+
+    def read_codes(self, batch: Batch, newest: int | None, out: Out) -> int:
+        """Copies of every example's events; of ``coded`` columns int32 codes, in the first half of their arrays, into
+        one dictionary a batch."""
+        codes = self.coded()
+        out = {n: v.view(np.int32) if n in codes else v for n, v in out.items()}
+        return self._copy(self._shared_codes(batch, newest), out)
+
+    def check_codes(self, batch: Batch, newest: int | None) -> bool:
+        """Whether the codes stand for the values."""
+        values, codes = self.shared(batch, newest).events.columns, self._shared_codes(batch, newest).events.columns
+        return all(np.array_equal(codes[n].decoded().values, values[n].values) for n in values)
+
+    def _shared_codes(self, batch: Batch, newest: int | None) -> SharedHistories:
+        projection = Projection(max_len=newest, codes=self.coded())
+        return reconstruct(self.generation, self.requests(batch), projection).histories
+
     def read_shared(self, batch: Batch, newest: int | None) -> int:
         """Events that the shared views of one batch show."""
         return int(self.shared(batch, newest).lengths().sum())
 
     def read(self, batch: Batch, newest: int | None, out: Out) -> int:
         """Copies of every example's events."""
-        histories = self.shared(batch, newest)
+        return self._copy(self.shared(batch, newest), out)
+
+    def _copy(self, histories: SharedHistories, out: Out) -> int:
         assert histories.exact.all()
         length = histories.stop - histories.start
         at = offsets_of(length)

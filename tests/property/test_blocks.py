@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from thinrow.core.buffers import Buffers
 from thinrow.kernels import BACKENDS, kernel, use
 from thinrow.storage.blocks import Values, encode_fixed, encode_nullable
-from thinrow.storage.codecs import NO_CODE, EncodedStream, decode_bytes, encode_bytes
+from thinrow.storage.codecs import NO_CODE, BadBlock, EncodedStream, decode_bytes, encode_bytes
+from thinrow.storage.codes import BlockRuns, decode_codes
 
 Array = npt.NDArray[Any]
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -218,6 +220,74 @@ def test_nulls_and_values_come_back(case: Case, seed: int, share: float) -> None
             assert (np.diff(nulls.offsets) + np.diff(held.offsets) <= apart).all()
 
 
+def runs_of(case: Case, stream: EncodedStream, block: Array, first: Array, last: Array, skipped: int) -> BlockRuns:
+    """Runs of some rows, one after another in the output; the column's words come after ``skipped`` others."""
+    n = len(stream.codec)
+    where = Buffers([stream.payload]), np.zeros(n, np.int64), stream.offsets[:-1], np.diff(stream.offsets)
+    held = np.full(n, skipped), np.full(n, len(case.dictionary))
+    place = np.cumsum(last - first) - (last - first)
+    rows = np.diff(case.stripes)[block]
+    return BlockRuns(*where, stream.codec, stream.width, *held, block, rows, first, last, place)
+
+
+@QUICK
+@given(cases, st.integers(0, 2**32), st.integers(0, 3))
+def test_codes_refer_to_the_values(case: Case, seed: int, skipped: int) -> None:
+    """Any runs of any blocks, several of one block; dictionaries of other segments before it."""
+    stream, rng = case.encode(), np.random.default_rng(seed)
+    words = np.concatenate([rng.integers(0, 9, skipped).astype(np.uint64), case.dictionary])
+    block = np.sort(rng.integers(0, len(stream.codec), 2 * len(stream.codec)))
+    first = rng.integers(0, np.diff(case.stripes)[block] + 1)
+    last = rng.integers(first, np.diff(case.stripes)[block] + 1)
+    runs = runs_of(case, stream, block, first, last, skipped)
+    wanted = [case.expected[s + a : s + b] for s, a, b in zip(case.stripes[block], first, last, strict=True)]
+    for name in BACKENDS:
+        codes = np.full(int((last - first).sum()), -1, np.int32)
+        with use(name):
+            dictionary = decode_codes([runs], words, DTYPES[case.itemsize], codes)
+        np.testing.assert_array_equal(dictionary[:skipped], words[:skipped].astype(DTYPES[case.itemsize]))
+        assert (codes >= 0).all()
+        np.testing.assert_array_equal(dictionary[codes], np.concatenate(wanted))
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"), [("constant", 4), ("dictionary", 0), ("few", 4 * 5), ("mixed", None), ("random", 2048)]
+)
+def test_words_of_a_block_are_entries_once(kind: str, own: int | None) -> None:
+    case = make_case(kind, 5, 2048, 512, 8, 10_000)
+    stream = case.encode()
+    block = np.repeat(np.arange(4), 2)
+    first = np.tile([0, 256], 4)
+    codes = np.empty(2048, np.int32)
+    runs = runs_of(case, stream, block, first, first + 256, 0)
+    n = len(decode_codes([runs], case.dictionary, np.int64, codes)) - len(case.dictionary)
+    if own is None:
+        heads = stream.payload.view("<u8")[stream.offsets[:-1] // 8]
+        own = int((heads >> np.uint64(32)).sum())
+        assert own > 0
+    assert n == (2 * own if kind == "constant" else own)
+
+
+@QUICK
+@given(cases, st.integers(0, 64), st.integers(0, 2**32))
+def test_codes_of_every_width(case: Case, width: int, seed: int) -> None:
+    """A block of codec 4 may be wider than its codes need; beyond 31 bits its values are entries."""
+    n, rng = len(case.words), np.random.default_rng(seed)
+    words = rng.integers(0, 2**64, 1 << min(width, 6), dtype=np.uint64)
+    q = rng.integers(0, len(words), n).astype(np.uint64)
+    packed = np.frombuffer(bytearray(pack(q, width, ((n * width + 63) // 64 + 1) * 8)), np.uint8)
+    one, rows = np.zeros(1, np.int64), np.array([n])
+    kind = np.array([4], np.uint8), np.array([width], np.uint8)
+    held = one, np.array([len(words)])
+    runs = BlockRuns(Buffers([packed]), one, one, np.array([len(packed)]), *kind, *held, one, rows, one, rows, one)
+    for name in BACKENDS:
+        codes = np.empty(n, np.int32)
+        with use(name):
+            dictionary = decode_codes([runs], words, np.int64, codes)
+        assert len(dictionary) == len(words) + (n if width > 31 else 0)
+        np.testing.assert_array_equal(dictionary[codes].view(np.uint64), words[q.astype(np.int64)])
+
+
 @given(st.integers(0, 64), st.integers(1, 150), st.booleans(), st.integers(0, 2**32))
 @QUICK
 def test_every_width(width: int, n: int, lanes: bool, seed: int) -> None:
@@ -282,6 +352,78 @@ def test_damage_stays_in_bounds(case: Case, seed: int, spoil_header: bool) -> No
         assert (out[:4] == 77).all()
         assert (out[-4:] == 77).all()
         results.append((found, out.tolist() if found == -1 else None))
+    assert results[0] == results[1]
+
+
+@settings(QUICK, max_examples=300)
+@given(cases, st.integers(0, 2**32), st.booleans())
+def test_damaged_codes_stay_in_bounds(case: Case, seed: int, spoil_header: bool) -> None:
+    """Flipped bytes: an index of a bad run, or codes of the dictionary; the backends agree."""
+    stream, rng = case.encode(), np.random.default_rng(seed)
+    block = stream.payload.copy()
+    s = int(rng.integers(len(stream.codec)))
+    start, stop = int(stream.offsets[s]), int(stream.offsets[s + 1])
+    for _ in range(int(rng.integers(1, 4))):
+        if stop > start:
+            block[start + rng.integers(min(stop - start, 48) if rng.random() < 0.7 else stop - start)] = rng.integers(
+                256
+            )
+    codec, width, rows = stream.codec.copy(), stream.width.copy(), int(case.stripes[s + 1] - case.stripes[s])
+    if spoil_header:
+        codec[s], width[s], rows = rng.integers(14), rng.integers(256), int(rng.integers(1, 1200))
+    damaged = EncodedStream(codec, width, block, stream.offsets, stream.crc)
+    a = int(rng.integers(rows))
+    b = int(rng.integers(a, rows + 1))
+    runs = replace(
+        runs_of(case, damaged, np.array([s]), np.array([a]), np.array([b]), 0),
+        n_rows=np.array([rows]),
+        out_pos=np.array([4]),
+    )
+    results: list[Any] = []
+    for name in BACKENDS:
+        codes = np.full(b - a + 8, 77, np.int32)
+        with use(name):
+            try:
+                dictionary = decode_codes([runs], case.dictionary, DTYPES[case.itemsize], codes)
+            except BadBlock as e:
+                results.append(e.index)
+            else:
+                assert ((codes[4:-4] >= 0) & (codes[4:-4] < len(dictionary))).all()
+                results.append(dictionary[codes[4:-4]].tolist())
+        assert (codes[:4] == 77).all()
+        assert (codes[-4:] == 77).all()
+    assert results[0] == results[1]
+    out = np.empty(b - a, DTYPES[case.itemsize])
+    values = kernel("decode_fixed")(
+        *runs.blocks, case.dictionary, runs.dict_off, runs.dict_n, runs.block, runs.n_rows, runs.first, runs.last,
+        np.zeros(1, np.int64), out,
+    )  # fmt: skip
+    if values < 0:
+        assert results[0] == out.tolist()
+    elif a < b:
+        assert results[0] == 0
+
+
+@settings(QUICK, max_examples=200)
+@given(st.lists(st.integers(-8, 64) | st.integers(-(2**63), 2**63 - 1), min_size=12, max_size=12), st.integers(0, 13))
+def test_impossible_runs_of_codes_are_refused(noise: list[int], codec: int) -> None:
+    buffer = np.arange(256, dtype=np.uint8)
+    results = []
+    for name in BACKENDS:
+        out, tail = np.full(16, 77, np.int32), np.full(16, 77, np.int16)
+        off, length, rows, first, last, at, dict_off, dict_n, source, block, place, _ = (np.array([v]) for v in noise)
+        head = Buffers([buffer]), source, off, length, np.array([codec], np.uint8), np.array([8], np.uint8)
+        where, values = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        with use(name):
+            placed = kernel("place_words")(*head, dict_n, block, rows, first, last, where, values)
+            found = kernel("decode_codes")(
+                *head, abs(noise[-1]) % 64, dict_off, dict_n, block, rows, first, last, at, place, tail[4:12], out
+            )
+        results.append((placed, where.tolist(), values.tolist(), found, out.tolist() if found < 0 else None))
+        assert (tail[:4] == 77).all()
+        assert (tail[12:] == 77).all()
+        if found >= 0 and not 0 <= noise[5] <= 16:
+            assert (out == 77).all()
     assert results[0] == results[1]
 
 

@@ -122,6 +122,7 @@ def store_column(column: Column, field: StoredField) -> pa.Array:
         )
     if field.ragged or field.size:
         return _store_lists(column, field)
+    column = column.decoded()
     stored, have = STORED_TYPES[field.dtype], column.values.dtype
     is_bytes = field.dtype in ("string", "binary")
     target = np.dtype(np.int32 if is_bytes else field.dtype)

@@ -115,6 +115,7 @@ def _look_up(
 
 def _one_kind(name: str, held: Column, wanted: Column) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Both columns as int64 that are equal where the values are."""
+    held, wanted = held.decoded(), wanted.decoded()
     if held.dictionary is not None and wanted.dictionary is not None and held.dictionary.type == wanted.dictionary.type:
         # Candidates' entries in the numbers of the history's dictionary; -1 is in no history.
         position = pc.fill_null(pc.index_in(wanted.dictionary, value_set=held.dictionary), -1)

@@ -68,6 +68,8 @@ def start(source: Column | Jagged) -> Value:
     if column.dictionary is None:
         return Value(column.values, None, column.valid, offsets)
     codes, entries = _referenced(column.values, column.valid, column.dictionary)
+    if not column.is_text:
+        entries = entries.to_numpy()
     return Value(entries, codes, column.valid, offsets)
 
 

@@ -122,7 +122,7 @@ def _reconstruct(
         oldest = batch.request_ts - projection.horizon_ms
     # The version says how many events are visible before any of them is read.
     newest = projection.newest(batch.versions["seq_len"] - gone + batch.inline.lengths)
-    events = window.read(newest, oldest, columns)
+    events = window.read(newest, oldest, columns, projection.codes)
     since = time.perf_counter()
     whole = window.all_visible()
     if not archived.all():

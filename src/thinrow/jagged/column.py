@@ -24,8 +24,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from thinrow.core.errors import SchemaError
+from thinrow.core.errors import InputError, SchemaError
 from thinrow.core.ragged import copy_ranges, offsets_of
+
+#: Entries that int32 codes tell apart.
+_MAX_ENTRIES = (1 << 31) - 1
 
 #: Arrow type of a column by its dtype name.
 ARROW_TYPES: dict[str, pa.DataType] = {
@@ -46,7 +49,8 @@ class Column:
     values: (n,) the values, or int32 codes into ``dictionary``; (n, size) of vectors; (offsets[-1],) the elements of
         lists.
     valid: (n,) bool, False where null; None where nothing is null.
-    dictionary: the distinct strings or bytes that codes refer to; None for fixed-width columns.
+    dictionary: what the codes refer to: distinct strings or bytes, or the integers of a column that is read as codes,
+        where one may be there more than once; None where ``values`` are the values.
     offsets: (n + 1,) int64, of lists: those of row i are ``values[offsets[i]:offsets[i + 1]]``, the first offset is 0
         and the last ``len(values)``; None where a row has one value.
     """
@@ -70,6 +74,19 @@ class Column:
         if self.offsets is not None:
             return "lists"
         return f"vectors of {self.size}" if self.values.ndim == 2 else "single values"
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the values are strings or bytes, which always are codes."""
+        return self.dictionary is not None and not pa.types.is_integer(self.dictionary.type)
+
+    def decoded(self) -> Column:
+        """The same column with integers in place of their codes; text stays codes."""
+        if self.dictionary is None or self.is_text:
+            return self
+        entries = self.dictionary.to_numpy()
+        values = entries[self.values] if len(entries) else np.zeros(len(self.values), entries.dtype)
+        return Column(values, self.valid, None, self.offsets)
 
     def take(self, index: npt.NDArray[np.intp] | slice) -> Column:
         """Rows at ``index`` (a slice gives views)."""
@@ -216,13 +233,20 @@ def null_column(dtype: str, n: int, *, ragged: bool = False, size: int = 0) -> C
 
 def cast_column(column: Column, dtype: str) -> Column:
     """The same values under a dtype that holds them all; strings and bytes as they are."""
-    if column.dictionary is not None or column.values.dtype == np.dtype(dtype):
+    if column.is_text or (column.dictionary is None and column.values.dtype == np.dtype(dtype)):
         return column
+    if column.dictionary is not None:
+        return Column(column.values, column.valid, column.dictionary.cast(ARROW_TYPES[dtype]))
     return Column(column.values.astype(dtype), column.valid, None, column.offsets)
 
 
 def concat_columns(parts: Sequence[Column]) -> Column:
-    """Rows of ``parts`` one after another; differing dictionaries are united (order of first appearance)."""
+    """Rows of ``parts`` one after another. Differing dictionaries of text are united (order of first appearance);
+    entries of integers are put one after another, and values beside codes become entries.
+
+    Raises:
+        InputError: these are 2^31 or more.
+    """
     if len(parts) == 1:
         return parts[0]
     valid = None
@@ -231,14 +255,36 @@ def concat_columns(parts: Sequence[Column]) -> Column:
     offsets = None
     if parts[0].offsets is not None:
         offsets = offsets_of(np.concatenate([np.diff(p.offsets) for p in parts if p.offsets is not None]))
-    if parts[0].dictionary is None:
+    if all(p.dictionary is None for p in parts):
         return Column(np.concatenate([p.values for p in parts]), valid, None, offsets)
+    if not all(p.is_text for p in parts):
+        return Column(*_join_integers(parts, valid))
     first = parts[0].dictionary
     if all(p.dictionary is first or (p.dictionary is not None and p.dictionary.equals(first)) for p in parts):
         return Column(np.concatenate([p.values for p in parts]), valid, first, offsets)
     united, remaps = unite_dictionaries([p.dictionary for p in parts])
     values = [r[p.values] if len(r) else p.values for r, p in zip(remaps, parts, strict=True)]
     return Column(np.concatenate(values), valid, united, offsets)
+
+
+def _join_integers(
+    parts: Sequence[Column], valid: npt.NDArray[np.bool_] | None
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_] | None, pa.Array]:
+    kind = next(p.dictionary.type for p in parts if p.dictionary is not None)
+    entries: list[tuple[int, pa.Array]] = []
+    codes, shift = [], 0
+    for part in parts:
+        held = pa.array(part.values, kind) if part.dictionary is None else part.dictionary
+        rows = np.arange(len(part), dtype=np.int32) if part.dictionary is None else part.values
+        same = next((at for at, other in entries if other is held), None)
+        if same is None:
+            same, shift = shift, shift + len(held)
+            entries.append((same, held))
+        if shift > _MAX_ENTRIES:
+            raise InputError(f"{shift} entries of a dictionary; {_MAX_ENTRIES} at most: join fewer, or decoded columns")
+        codes.append(rows + np.int32(same))
+    joined = entries[0][1] if len(entries) == 1 else pa.concat_arrays([held for _, held in entries])
+    return np.concatenate(codes), valid, joined
 
 
 def unite_dictionaries(dictionaries: Sequence[pa.Array]) -> tuple[pa.Array, list[npt.NDArray[np.int32]]]:

@@ -42,7 +42,8 @@ def tensor(values: npt.NDArray[Any]) -> Tensor:
 class Columns(Mapping[str, Tensor]):
     """Columns by name as tensors, made when asked for; a null reads as 0.
 
-    A vector column is (n, size). Of lists ``lists`` gives elements and offsets.
+    A vector column is (n, size). Of lists ``lists`` gives elements and offsets, of a column that was read as codes
+    ``codes`` gives these.
 
     Raises:
         InputError: on asking for a column of text, whose codes mean nothing outside their batch, or of lists.
@@ -64,13 +65,28 @@ class Columns(Mapping[str, Tensor]):
             raise InputError(f"column {name!r} holds {column.shape_name}; take columns[{name!r}]")
         return JaggedTensor(tensor(column.values), tensor(column.offsets))
 
-    def _numbers(self, name: str) -> Column:
+    def codes(self, name: str) -> tuple[Tensor, Tensor]:
+        """(n,) int32 codes of a column of integers, and the (k,) values that they stand for: what is made of each value
+        once, ``f(values)``, is of the rows ``f(values)[codes]``. The code of a null says nothing.
+
+        Raises:
+            InputError: the column was not read as codes.
+        """
+        column = self._column(name)
+        if column.dictionary is None or column.is_text:
+            raise InputError(f"column {name!r} has no codes of integers; read it with Projection(codes=({name!r},))")
+        return tensor(column.values), tensor(column.dictionary.to_numpy())
+
+    def _column(self, name: str) -> Column:
         if name not in self._columns:
             raise KeyError(f"no column {name!r}; there are {', '.join(self._columns)}")
-        column = self._columns[name]
-        if column.dictionary is not None:
+        return self._columns[name]
+
+    def _numbers(self, name: str) -> Column:
+        column = self._column(name)
+        if column.is_text:
             raise InputError(f"column {name!r} is text; hash it in the loader's plan: Hash(Source('history.{name}'))")
-        return column
+        return column.decoded()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)

@@ -28,6 +28,8 @@ KERNELS: dict[str, str] = {
     "open_chunks": "crc",
     "copy_ranges": "copies",
     "decode_fixed": "blocks",
+    "place_words": "codes",
+    "decode_codes": "codes",
     "pages_of_keys": "pages",
     "rows_of_keys": "pages",
     "pages_of_texts": "pages",

@@ -168,7 +168,7 @@ def _stack(
         if name not in found:
             raise InputError(f"output {name!r} of the plan is not there; there are {', '.join(found)}")
         value = found[name]
-        column = value.column if isinstance(value, Jagged) else value
+        column = (value.column if isinstance(value, Jagged) else value).decoded()
         kind = "text" if column.dictionary is not None else column.values.dtype.kind
         if kind not in "iu" and (dtype is np.int64 or kind == "text"):
             raise InputError(

@@ -33,6 +33,10 @@ class Projection:
         align: with ``max_len`` n, windows that do not hold all events start at a multiple of ``align`` in the user's
             visible events, and hold the newest n - align + 1 to n of them; 1 for exactly n. In [1, n], and without a
             horizon.
+        codes: columns of single integers, of those read, that are delivered as int32 codes and a dictionary, as text
+            always is: what is done for each word, such as a hash or an embedding, is then done for each entry. A word
+            may have several entries, and so equal values several codes; every code is right. ``Column.decoded`` gives
+            the values.
     """
 
     columns: tuple[str, ...] | None = None
@@ -40,9 +44,10 @@ class Projection:
     max_len: int | None = None
     horizon_ms: int | None = None
     align: int = 1
+    codes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, names in (("columns", self.columns), ("groups", self.groups)):
+        for name, names in (("columns", self.columns), ("groups", self.groups), ("codes", self.codes)):
             if isinstance(names, str):
                 raise InputError(f"{name}={names!r} is one string; give a tuple of names: {name}=({names!r},)")
         for name, value, least in (("max_len", self.max_len, 1), ("horizon_ms", self.horizon_ms, 0)):
@@ -68,12 +73,29 @@ class Projection:
         return np.where(over > 0, visible - skipped, self.max_len)
 
     def resolve(self, schema: EventSchema) -> tuple[ColumnSpec, ...]:
-        """The columns asked for, in schema order. Raises SchemaError on an unknown column or group."""
+        """The columns asked for, in schema order.
+
+        Raises:
+            SchemaError: an unknown column or group, or codes of a column that is not read or has none.
+        """
         for name in self.columns or ():
             schema.column(name)
         for group in self.groups or ():
             if group not in schema.groups:
                 raise SchemaError(f"no feature group {group!r}; the schema has {', '.join(schema.groups)}")
-        if self.columns is None and self.groups is None:
-            return schema.columns
-        return tuple(c for c in schema.columns if c.name in (self.columns or ()) or c.group in (self.groups or ()))
+        found = schema.columns
+        if self.columns is not None or self.groups is not None:
+            found = tuple(c for c in found if c.name in (self.columns or ()) or c.group in (self.groups or ()))
+        for name in self.codes:
+            _check_codes(schema.column(name), found)
+        return found
+
+
+def _check_codes(spec: ColumnSpec, read: tuple[ColumnSpec, ...]) -> None:
+    if spec not in read:
+        raise SchemaError(f"codes of column {spec.name!r}, which is not read; add it to the columns, or drop its codes")
+    if spec.ragged or spec.size or spec.dtype in ("float32", "float64"):
+        kind = "lists" if spec.ragged else f"vectors of {spec.size}" if spec.size else spec.dtype
+        raise SchemaError(
+            f"codes of column {spec.name!r}, which holds {kind}; single integers and text have codes: leave it out"
+        )

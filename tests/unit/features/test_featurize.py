@@ -1,6 +1,9 @@
 """Featurize: outputs beside events become event columns, all others stand by themselves."""
 
+import dataclasses
+
 import numpy as np
+import pyarrow as pa
 
 from thinrow.core.units import NEVER
 from thinrow.features import Bucketize, Cross, FeaturePlan, Hash, HistoryMatch, Source, featurize
@@ -51,6 +54,20 @@ def test_outputs_stand_where_their_inputs_stand():
     assert features["shown_at"].lengths.tolist() == [1, 0, 2]
     assert features["before"].to_arrow().to_pylist() == [[1], [], [1, 1]]
     assert features["raw"].to_arrow().equals(CANDIDATES["item"].to_arrow())
+
+
+def test_codes_of_integers_give_what_their_values_give():
+    plan = FeaturePlan(
+        {"key": Hash(ITEM, 9), "x": Cross((ITEM, ITEM)), "before": HistoryMatch(ITEM, SHOWN), "raw": ITEM}
+    )
+    codes = Column(np.array([1, 0, 3], np.int32), np.array([True, True, False]), pa.array([8, 7, 6, 7]))
+    found = []
+    for column in (codes, codes.decoded()):
+        histories = dataclasses.replace(HISTORIES, events=EVENTS.with_columns({"item": column}))
+        built, features = featurize(plan, histories, CONTEXT, CANDIDATES, REQUEST_TS)
+        found.append([*built.events.columns.items(), *features.items()])
+    for (name, coded), (_, plain) in zip(*found, strict=True):
+        assert coded.to_arrow().equals(plain.to_arrow()), name
 
 
 def test_requests_together_or_alone_give_the_same():

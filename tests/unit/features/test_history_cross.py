@@ -43,6 +43,9 @@ def test_the_worked_example():
     assert out.count.values.tolist() == [2, 0]
     assert out.days_since.values.tolist() == [2, -1]
     assert out.group_count is None
+    codes = Column(np.array([0, 1, 2], np.int32), None, pa.array([7, 9, 7]))
+    h = histories([0, DAY_MS, 3 * DAY_MS], {"item": codes}, [0], [3])
+    assert history_candidate_cross(h, "item", jagged([[7, 8]]), np.array([5 * DAY_MS])).count.values.tolist() == [2, 0]
     assert (out.seen_before.values.dtype, out.count.values.dtype, out.days_since.values.dtype) == (
         np.int8,
         np.int32,

@@ -76,6 +76,9 @@ def test_both_tiers_are_read_by_id_and_nothing_is_rewritten(store: HistoryStore)
             assert not any(v for row in seen(built, "city")[0] for v in row)
             columns = built.histories.events.columns
             assert [columns[n].values.dtype.name for n in ("cost", "count", "few")] == ["float64", "int64", "float64"]
+        coded = reconstruct(store.pin(), logged, Projection(codes=("count",)))
+        assert seen(coded, "count") == before[1:2]
+        assert coded.histories.events.columns["count"].dictionary.type == pa.int64()
         newest = reconstruct(store.pin(), logged, Projection(columns=("cost",), max_len=5))
         assert seen(newest, "cost")[0] == [row[-5:] for row in before[0]]
         store.compact(full=True)

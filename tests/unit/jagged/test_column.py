@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from thinrow.core.errors import SchemaError
 from thinrow.jagged import Column
-from thinrow.jagged.column import ARROW_TYPES, concat_columns, null_column, unite_dictionaries
+from thinrow.jagged.column import ARROW_TYPES, cast_column, concat_columns, null_column, unite_dictionaries
 from thinrow.schema.event_schema import DTYPES, DType
 
 TEXTUAL = ("string", "binary")
@@ -258,6 +258,35 @@ def test_concat_without_nulls_has_no_validity_and_one_part_is_itself() -> None:
     a, b = (Column.from_arrow(pa.array(v), "int64") for v in ([1], [2, 3]))
     assert concat_columns([a, b]).valid is None
     assert concat_columns([a]) is a
+
+
+def test_codes_of_integers_stand_for_their_values() -> None:
+    column = Column(np.array([0, 2, 1], np.int32), np.array([True, True, False]), pa.array([7, 9, 7], pa.int16()))
+    assert not column.is_text
+    assert column.to_arrow().equals(pa.array([7, 7, None], pa.int16()))
+    plain = column.decoded()
+    assert (plain.values.dtype, plain.values.tolist(), plain.dictionary) == (np.int16, [7, 7, 9], None)
+    assert plain.decoded() is plain
+    assert column.take(np.array([1, 0])).decoded().values.tolist() == [7, 7]
+    wide = cast_column(column, "int64")
+    assert wide.dictionary is not None
+    assert wide.decoded().values.dtype == np.int64
+    text = Column(np.zeros(1, np.int32), None, pa.array(["a"]))
+    assert text.is_text
+    assert text.decoded() is text
+    none = Column(np.zeros(2, np.int32), np.zeros(2, np.bool_), pa.array([], pa.int64()))
+    assert none.decoded().values.tolist() == [0, 0]
+    assert none.to_arrow().equals(pa.nulls(2, pa.int64()))
+
+
+def test_concat_of_codes_and_values_of_integers() -> None:
+    coded = Column(np.array([1, 0], np.int32), None, pa.array([7, 9]))
+    plain = Column(np.array([5, 9]), np.array([True, False]))
+    joined = concat_columns([coded, plain, coded, Column(np.array([0], np.int32), None, pa.array([3]))])
+    assert joined.to_arrow().to_pylist() == [9, 7, 5, None, 9, 7, 3]
+    assert joined.dictionary.to_pylist() == [7, 9, 5, 9, 3]
+    assert concat_columns([coded, coded]).dictionary is coded.dictionary
+    assert concat_columns([plain, coded]).to_arrow().to_pylist() == [5, None, 9, 7]
 
 
 def test_unite_dictionaries_maps_every_old_code() -> None:

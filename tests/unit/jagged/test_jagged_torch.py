@@ -76,6 +76,19 @@ def test_text_has_no_tensor_and_the_error_says_what_to_do() -> None:
     assert list(columns) == ["brand"]
     with pytest.raises(InputError, match="'brand' is text; hash it"):
         columns["brand"]
+    with pytest.raises(InputError, match=r"'brand' has no codes of integers; read it with Projection\(codes="):
+        columns.codes("brand")
+
+
+def test_codes_of_integers_are_values_unless_asked_for() -> None:
+    column = Column(np.array([1, 0, 2], np.int32), None, pa.array([7, 9, 7]))
+    columns = Columns({"item": column, "plain": Column(np.arange(2))})
+    assert columns["item"].tolist() == [9, 7, 7]
+    codes, entries = columns.codes("item")
+    assert entries[codes].tolist() == [9, 7, 7]
+    with pytest.raises(InputError, match="'plain' has no codes"):
+        columns.codes("plain")
+    assert JaggedTensor.of(Jagged(column, np.array([0, 1, 3]))).values.tolist() == [9, 7, 7]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -68,7 +68,7 @@ def test_the_fingerprint_of_a_request_changes_with_all_that_it_reads_and_with_no
     events = requests.histories.events
     for e in range(len(events)):
         columns = {**events.columns, "brand": _bumped(events.columns["brand"], e)}
-        moved = replace(requests.histories, events=replace(events, columns=columns))
+        moved = replace(requests.histories, events=events.with_columns(columns))
         after = replace(requests, histories=moved).inputs(spec).fingerprints()
         for x in range(10):
             assert (before[x] != after[x]) == (e in index[offsets[x] : offsets[x + 1]])

@@ -79,7 +79,7 @@ def changed_event(requests: Requests, event: int) -> Requests:
         values[event] += 1_000
         columns[name] = Column(values)
     return replace(
-        requests, histories=replace(requests.histories, events=replace(requests.histories.events, columns=columns))
+        requests, histories=replace(requests.histories, events=requests.histories.events.with_columns(columns))
     )
 
 

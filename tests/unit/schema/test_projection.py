@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from thinrow.core.errors import InputError
+from thinrow.core.errors import InputError, SchemaError
 from thinrow.core.units import NEVER
-from thinrow.schema import EventSchema, Projection
+from thinrow.schema import ColumnSpec, EventSchema, Projection, Trait
 
 ARROW = pa.schema([(n, pa.int64()) for n in ("user", "ts", "item", "store", "price")])
 SCHEMA = EventSchema.infer(ARROW, user="user", time="ts", groups={"what": ["item"], "where": ["store"]})
@@ -35,6 +35,7 @@ def test_columns_in_schema_order(asked: dict[str, Any], names: list[str]) -> Non
     [
         ({"columns": "item"}, r"columns='item' is one string; give a tuple of names: columns=\('item',\)"),
         ({"groups": "what"}, "groups='what' is one string"),
+        ({"codes": "item"}, "codes='item' is one string"),
         ({"max_len": 0}, "max_len=0; it must be 1 or more"),
         ({"horizon_ms": -1}, "horizon_ms=-1; it must be 0 or more"),
         ({"align": 0}, "align=0; it must be 1 or more"),
@@ -46,6 +47,37 @@ def test_columns_in_schema_order(asked: dict[str, Any], names: list[str]) -> Non
 def test_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Projection(**asked)
+
+
+CODED = EventSchema(
+    (
+        ColumnSpec(1, "item", Trait.ID, "int64", "main"),
+        ColumnSpec(2, "brand", Trait.CATEGORICAL, "string", "main"),
+        ColumnSpec(3, "tags", Trait.ID_LIST, "int64", "main"),
+        ColumnSpec(4, "vector", Trait.VECTOR, "float32", "main", size=3),
+        ColumnSpec(5, "price", Trait.NUMERIC, "float32", "main"),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"codes": ("itme",)}, "no column 'itme'; the schema has item"),
+        ({"codes": ("item",), "columns": ("brand",)}, "codes of column 'item', which is not read; add it"),
+        ({"codes": ("tags",)}, "codes of column 'tags', which holds lists; single integers and text"),
+        ({"codes": ("vector",)}, "codes of column 'vector', which holds vectors of 3; single integers and text"),
+        ({"codes": ("price",)}, "codes of column 'price', which holds float32; single integers and text"),
+    ],
+)
+def test_codes_of_what_has_none_are_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        Projection(**asked).resolve(CODED)
+
+
+def test_codes_change_no_column() -> None:
+    names = [c.name for c in CODED.columns]
+    assert [c.name for c in Projection(codes=("item", "brand")).resolve(CODED)] == names
 
 
 def test_aligned_lengths_as_in_the_docstring() -> None:

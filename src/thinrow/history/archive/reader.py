@@ -25,12 +25,14 @@ from thinrow.core.users import plain
 from thinrow.history.archive.dictionaries import ColumnDictionary
 from thinrow.history.archive.layout import StoredColumn, key_columns
 from thinrow.history.archive.lookup import Ints, Pieces, naming
+from thinrow.history.archive.places import Chunks, Placed, Places, Stripes
 from thinrow.history.archive.segments import GroupStreams, OverlayLayer
 from thinrow.jagged import Column
 from thinrow.jagged.column import unite_dictionaries
 from thinrow.kernels import kernel
 from thinrow.schema.event_schema import KEYS_GROUP, MAX_ELEMENTS
-from thinrow.storage.codecs import ABSENT, SPARSE, ZSTD_BYTES, BadBlock, Headers, decode_bytes, parse_headers
+from thinrow.storage.codecs import ABSENT, SPARSE, ZSTD_BYTES, BadBlock, decode_bytes, parse_headers
+from thinrow.storage.codes import BlockRuns, decode_codes
 from thinrow.storage.meter import Meter
 
 if TYPE_CHECKING:
@@ -73,96 +75,6 @@ class ReadStats:
         return now
 
 
-@dataclass(frozen=True, slots=True)
-class _Stripes:
-    """The stripes that runs lie in, neighbours once.
-
-    Attributes:
-        of_run: (R,) stripe of each run.
-        position, number: (C,) place of its segment in the set, and its number there.
-        records: (C,) stripe records.
-    """
-
-    of_run: Ints
-    position: Ints
-    number: Ints
-    records: npt.NDArray[np.void]
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunks:
-    """Chunks of one feature group (or of the overlays of a column), where they lie.
-
-    Attributes:
-        group: which.
-        buffers: mapped segments, or one buffer with what was fetched.
-        position: (C,) place of each chunk's segment in the set.
-        source, rows: (C,) buffer of each chunk, rows of its stripe.
-        headers: of the chunks.
-        of_run: chunk of each run, -1 where its segment lacks the group.
-        run_rows: rows of each run's stripe.
-    """
-
-    group: str
-    buffers: Buffers
-    position: Ints
-    source: Ints
-    rows: Ints
-    headers: Headers
-    of_run: Ints
-    run_rows: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """Where the chunks of one feature group lie.
-
-    Attributes:
-        of_run: chunk of each run, -1 where its segment lacks the group.
-        position, records, chunk: (C,) place of each chunk's segment in the set, its stripe's record, its own.
-        files: names of the files.
-        source: (C,) file of each chunk.
-        buffers: the mapped files; None where they must be read.
-    """
-
-    of_run: Ints
-    position: Ints
-    records: npt.NDArray[np.void]
-    chunk: npt.NDArray[np.void]
-    files: Sequence[str]
-    source: Ints
-    buffers: Buffers | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Where the values of each run lie in its block and in the output.
-
-    Attributes:
-        n: (R,) values in the whole block; None where they are ``per_row`` for each row of the stripe.
-        first, last: (R,) the values wanted, ``[first, last)`` of the block.
-        out_pos: (R + 1,) where they go.
-        row_off: (rows + 1,) offsets of the lists of all rows; None where they are none.
-    """
-
-    n: Ints | None
-    first: Ints
-    last: Ints
-    out_pos: Ints
-    row_off: Ints | None = None
-    per_row: int = 1
-
-    def times(self, per_row: int) -> _Places:
-        """The same rows with so many values each."""
-        if per_row == 1:
-            return self
-        return _Places(None, self.first * per_row, self.last * per_row, self.out_pos * per_row, None, per_row)
-
-    def in_blocks(self, runs: Ints, rows: Ints) -> Ints:
-        """Values in the blocks of ``runs``; ``rows`` (R,) are those of all runs' stripes."""
-        return rows[runs] * self.per_row if self.n is None else self.n[runs]
-
-
 class RowReader:
     """Decodes row ranges of pieces. One instance per batch: it keeps what it fetched until the batch is done."""
 
@@ -181,10 +93,10 @@ class RowReader:
         self.n_rows = stop - start
         self.out_pos = offsets_of(self.n_rows)
         self.total = int(self.out_pos[-1])
-        self._rows = _Places(None, self.row_from, self.row_to, self.out_pos)
-        self._chunks: dict[str, _Chunks] = {}
+        self._rows = Places(None, self.row_from, self.row_to, self.out_pos)
+        self._chunks: dict[str, Chunks] = {}
         self._bodies: dict[str, npt.NDArray[np.uint8]] = {}
-        self._found: _Stripes | None = None
+        self._found: Stripes | None = None
         self._every = np.arange(len(piece))
 
     def column(self, spec: StoredColumn, rows: Ints | None = None) -> Column:
@@ -200,7 +112,7 @@ class RowReader:
         parts = self.segments.streams(spec.id)
         if rows is not None:
             values = pool.empty(self.total, spec.dtype)
-            at = _Places(None, self.row_from, self.row_from + rows, self.out_pos)
+            at = Places(None, self.row_from, self.row_from + rows, self.out_pos)
             self._decode(parts[0].group, self._every, parts[0].values, spec, values, None, at)
             return Column(values)
         lookup = self.generation.dictionary(spec, tuple(self.segments.numbers.tolist()))
@@ -228,6 +140,29 @@ class RowReader:
             strings = self._add_long(long_runs, parts, spec, values, lookup, at)
         return Column(values.reshape(-1, spec.size) if spec.size else values, valid, strings, at.row_off)
 
+    def coded(self, spec: StoredColumn) -> Column:
+        """A column of single integers as int32 codes and a dictionary, in which a value may be more than once.
+
+        Raises:
+            CorruptionError: as ``column``.
+            InputError: the dictionary would have 2^31 entries or more.
+        """
+        lookup = self.generation.dictionary(spec, tuple(self.segments.numbers.tolist()))
+        parts = self.segments.streams(spec.id)
+        found = [(part, runs) for part in parts if len(runs := self._runs_of(part.values))]
+        codes = pool.empty(self.total, np.int32)
+        if sum(len(runs) for _, runs in found) < len(self.piece):
+            codes[:] = 0
+        blocks = [self._block_runs(part.group, runs, part.values, spec, lookup, self._rows) for part, runs in found]
+        since = time.perf_counter()
+        try:
+            words = decode_codes(blocks, lookup.words, spec.dtype, codes)
+        except BadBlock as e:
+            part, runs = found[e.stream]
+            raise self._corrupt(int(runs[e.index]), spec.name, e.what, part.group) from e
+        self.stats.clock("decode", since)
+        return Column(codes, self._valid(spec, parts), pa.array(words))
+
     def _valid(self, spec: StoredColumn, parts: Sequence[GroupStreams]) -> npt.NDArray[np.bool_] | None:
         """(rows,) False where null; None where nothing is."""
         held = np.zeros(len(self.segments.numbers), np.bool_)
@@ -249,7 +184,7 @@ class RowReader:
             return self._every
         return np.flatnonzero(stream[self._position] >= 0)
 
-    def _lists(self, spec: StoredColumn, parts: Sequence[GroupStreams]) -> _Places:
+    def _lists(self, spec: StoredColumn, parts: Sequence[GroupStreams]) -> Places:
         """Where the elements of lists lie: the lengths of whole stripes say it."""
         n_runs = len(self.piece)
         first, last, n = np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64)
@@ -266,7 +201,7 @@ class RowReader:
             # All rows of each chunk, under the name of one of its runs.
             start, stop, out = np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64), np.zeros(n_runs, np.int64)
             stop[runs[one]], out[runs[one]] = chunks.rows[chunk], base[:-1]
-            self._decode(part.group, runs[one], part.lengths, spec, found, None, _Places(None, start, stop, out))
+            self._decode(part.group, runs[one], part.lengths, spec, found, None, Places(None, start, stop, out))
             wrong = np.flatnonzero((found < 0) | (found > MAX_ELEMENTS))
             if len(wrong):
                 at = int(np.searchsorted(base, wrong[0], side="right")) - 1
@@ -279,7 +214,7 @@ class RowReader:
             place, _ = ranges_index(self.out_pos[:-1][runs], self.out_pos[1:][runs])
             row_lengths[place] = found[rows]
         row_off = offsets_of(row_lengths)
-        return _Places(n, first, last, row_off[self.out_pos], row_off)
+        return Places(n, first, last, row_off[self.out_pos], row_off)
 
     def _codec(self, group: str, runs: Ints, stream: Ints) -> npt.NDArray[np.uint8]:
         """Codec of the block of each run in one stream (``stream``: by segment number)."""
@@ -294,7 +229,7 @@ class RowReader:
         spec: StoredColumn,
         values: npt.NDArray[Any],
         lookup: ColumnDictionary,
-        at: _Places,
+        at: Places,
     ) -> None:
         """Decode the runs as the narrower dtype in which their segments have the column, then widen them."""
         narrow = pool.empty(len(values), part.dtype)
@@ -303,7 +238,7 @@ class RowReader:
         values[rows] = narrow[rows]
 
     def _unite_codes(
-        self, runs: Ints, spec: StoredColumn, codes: npt.NDArray[Any], lookup: ColumnDictionary, at: _Places
+        self, runs: Ints, spec: StoredColumn, codes: npt.NDArray[Any], lookup: ColumnDictionary, at: Places
     ) -> None:
         seg = self.segments.numbers[self._position[runs]]
         bad = kernel("remap_codes")(
@@ -319,7 +254,7 @@ class RowReader:
         spec: StoredColumn,
         codes: npt.NDArray[Any],
         lookup: ColumnDictionary,
-        at: _Places,
+        at: Places,
     ) -> pa.Array:
         """Decode runs whose strings stand in their blocks; returns the strings that all codes now refer to."""
         kind = pa.string() if spec.dtype == "string" else pa.binary()
@@ -336,7 +271,7 @@ class RowReader:
             codes[rows] = into
         return strings
 
-    def _zstd_runs(self, runs: Ints, group: str, stream: int, spec: StoredColumn, at: _Places) -> pa.Array:
+    def _zstd_runs(self, runs: Ints, group: str, stream: int, spec: StoredColumn, at: Places) -> pa.Array:
         chunks = self._fetch(group)
         of_run = chunks.of_run[runs]
         self._check(chunks, runs, np.full(len(self.segments.numbers), stream), spec)
@@ -358,7 +293,7 @@ class RowReader:
         )
         return raw.cast(pa.binary())
 
-    def _check(self, chunks: _Chunks, runs: Ints, stream: Ints, spec: StoredColumn) -> None:
+    def _check(self, chunks: Chunks, runs: Ints, stream: Ints, spec: StoredColumn) -> None:
         """CRC of every block of a stream (by position in the set) that the runs lie in, each once."""
         headers = chunks.headers
         if runs is self._every and (stream == stream[0]).all():
@@ -393,44 +328,60 @@ class RowReader:
         spec: StoredColumn,
         out: npt.NDArray[Any],
         lookup: ColumnDictionary | None,
-        at: _Places,
+        at: Places,
         nulls: bool = False,
     ) -> None:
         """Decode the runs' blocks of one stream (by position in the set), values or ``nulls``, into ``out``."""
         if not len(runs):
             return
-        chunks = self._fetch(group)
+        b = self._block_runs(group, runs, stream, spec, lookup, at, nulls)
         since = time.perf_counter()
-        self._check(chunks, runs, stream, spec)
-        since = self.stats.clock("crc", since)
-        headers, chunk, position = chunks.headers, chunks.of_run, self._position
-        first, last, out_pos = at.first, at.last, at.out_pos[:-1] if len(at.out_pos) > len(self.piece) else at.out_pos
-        if runs is not self._every:
-            chunk, position, first, last, out_pos = (a[runs] for a in (chunk, position, first, last, out_pos))
-        if (stream == stream[0]).all():
-            k = int(stream[0])
-            blocks = tuple(a[k] for a in (headers.block, headers.length, headers.codec, headers.width))
-        else:
-            k_of = stream[chunks.position], np.arange(len(chunks.position))
-            blocks = tuple(a[k_of] for a in (headers.block, headers.length, headers.codec, headers.width))
-        if (blocks[2] == ABSENT).any():
-            blocks = self._absent(group, runs, stream, spec, nulls)
-        words, dict_off, dict_n = _NO_WORDS, _NO_CODES, _NO_CODES
-        if lookup is not None and len(lookup.words):
-            seg = self.segments.numbers[chunks.position]
-            words, dict_off, dict_n = lookup.words, lookup.offset[seg], lookup.n[seg]
-        n_rows = at.in_blocks(runs, chunks.run_rows)
+        words = _NO_WORDS if lookup is None else lookup.words
         bad = kernel("decode_fixed")(
-            chunks.buffers, chunks.source, *blocks, words, dict_off, dict_n, chunk, n_rows, first, last, out_pos,
+            *b.blocks, words, b.dict_off, b.dict_n, b.block, b.n_rows, b.first, b.last, b.out_pos,
             out.view(f"i{out.dtype.itemsize}"),
         )  # fmt: skip
         if bad >= 0:
             raise self._corrupt(int(runs[bad]), spec.name, "the block does not decode", group)
         self.stats.clock("decode", since)
 
+    def _block_runs(
+        self,
+        group: str,
+        runs: Ints,
+        stream: Ints,
+        spec: StoredColumn,
+        lookup: ColumnDictionary | None,
+        at: Places,
+        nulls: bool = False,
+    ) -> BlockRuns:
+        """The runs in their blocks of one stream (by position in the set), fetched and their CRCs checked."""
+        chunks = self._fetch(group)
+        since = time.perf_counter()
+        self._check(chunks, runs, stream, spec)
+        self.stats.clock("crc", since)
+        headers, chunk, position = chunks.headers, chunks.of_run, self._position
+        first, last, out_pos = at.first, at.last, at.out_pos[:-1] if len(at.out_pos) > len(self.piece) else at.out_pos
+        if runs is not self._every:
+            chunk, position, first, last, out_pos = (a[runs] for a in (chunk, position, first, last, out_pos))
+        if (stream == stream[0]).all():
+            k = int(stream[0])
+            blocks = headers.block[k], headers.length[k], headers.codec[k], headers.width[k]
+        else:
+            k_of = stream[chunks.position], np.arange(len(chunks.position))
+            blocks = headers.block[k_of], headers.length[k_of], headers.codec[k_of], headers.width[k_of]
+        if (blocks[2] == ABSENT).any():
+            blocks = self._absent(group, runs, stream, spec, nulls)
+        dict_off, dict_n = _NO_CODES, _NO_CODES
+        if lookup is not None and len(lookup.words):
+            seg = self.segments.numbers[chunks.position]
+            dict_off, dict_n = lookup.offset[seg], lookup.n[seg]
+        n_rows = at.in_blocks(runs, chunks.run_rows)
+        return BlockRuns(chunks.buffers, chunks.source, *blocks, dict_off, dict_n, chunk, n_rows, first, last, out_pos)
+
     def _absent(
         self, group: str, runs: Ints, stream: Ints, spec: StoredColumn, nulls: bool
-    ) -> tuple[npt.NDArray[Any], ...]:
+    ) -> tuple[Ints, Ints, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
         """Blocks of a stream of nulls, some of which the block of the stream after it tells."""
         chunks = self._fetch(group)
         headers, k, each = chunks.headers, stream[chunks.position], np.arange(len(chunks.position))
@@ -444,12 +395,12 @@ class RowReader:
         codec = np.where(absent, ABSENT, headers.codec[k, each]).astype(np.uint8)
         return headers.block[after, each], headers.length[after, each], codec, headers.width[k, each]
 
-    def _fetch(self, group: str) -> _Chunks:
+    def _fetch(self, group: str) -> Chunks:
         if group not in self._chunks:
             self._chunks[group] = self._fetch_now(group)
         return self._chunks[group]
 
-    def _stripes(self) -> _Stripes:
+    def _stripes(self) -> Stripes:
         """The stripes that the runs lie in, with their records: looked up once for all groups."""
         if self._found is not None:
             return self._found
@@ -469,7 +420,7 @@ class RowReader:
         outside = np.flatnonzero((end > self.segments.sizes[position, None].astype(np.uint64)).any(axis=1))
         if len(outside):
             raise self._corrupt(int(one[outside[0]]), "event_ts", "the index names bytes beyond the file")
-        self._found = _Stripes(of_run, position, stripe, records)
+        self._found = Stripes(of_run, position, stripe, records)
         return self._found
 
     def prefetch(self, columns: Sequence[StoredColumn]) -> None:
@@ -481,7 +432,7 @@ class RowReader:
         self._read_bodies({g: self._placed(g) for g in groups if g not in self._chunks})
         self.stats.clock("fetch", since)
 
-    def _read_bodies(self, groups: Mapping[str, _Placed]) -> None:
+    def _read_bodies(self, groups: Mapping[str, Placed]) -> None:
         """Read the chunks of groups into memory, one after another, in one call."""
         files = {name: k for k, name in enumerate(dict.fromkeys(n for p in groups.values() for n in p.files))}
         which = np.concatenate([np.array([files[n] for n in p.files], np.int64)[p.source] for p in groups.values()])
@@ -494,7 +445,7 @@ class RowReader:
         for k, group in enumerate(groups):
             self._bodies[group] = buffer[stop[k] : stop[k + 1]]
 
-    def _placed(self, group: str) -> _Placed:
+    def _placed(self, group: str) -> Placed:
         stripes, (place, _) = self._stripes(), self.segments.group(group)
         of_run, position, number, records = stripes.of_run, stripes.position, stripes.number, stripes.records
         if (place < 0).any():
@@ -507,9 +458,9 @@ class RowReader:
             files, buffers, source = layer.names, layer.buffers, layer.file[position]
             records = self._overlay_records(layer, group, source, number, records, of_run)
         chunk = records["chunks"][np.arange(len(records)), place[position]]
-        return _Placed(of_run, position, records, chunk, files, source, buffers)
+        return Placed(of_run, position, records, chunk, files, source, buffers)
 
-    def _fetch_now(self, group: str) -> _Chunks:
+    def _fetch_now(self, group: str) -> Chunks:
         """Find or read the chunks of all runs, and check their headers."""
         since = time.perf_counter()
         placed = self._placed(group)
@@ -531,7 +482,7 @@ class RowReader:
             raise self._corrupt(run, self._stream_name(group, run, e.stream), e.what, group) from e
         self.stats.clock("fetch", since)
         rows = records["n_rows"].astype(np.int64)
-        return _Chunks(group, buffers, position, source, rows, headers, of_run, rows[of_run])
+        return Chunks(group, buffers, position, source, rows, headers, of_run, rows[of_run])
 
     def _overlay_records(
         self, layer: OverlayLayer, group: str, file: Ints, number: Ints, records: npt.NDArray[np.void], of_run: Ints

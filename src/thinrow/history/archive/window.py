@@ -9,7 +9,7 @@ merged.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -137,10 +137,12 @@ class Window:
         )  # fmt: skip
         return found
 
-    def read(self, max_len: Ints, oldest_ts: Ints, columns: Sequence[StoredColumn]) -> Events:
+    def read(
+        self, max_len: Ints, oldest_ts: Ints, columns: Sequence[StoredColumn], codes: Collection[str] = ()
+    ) -> Events:
         """The events that the examples need: of example x at least the newest ``max_len[x]`` visible ones from
         ``oldest_ts[x]`` (inclusive) on. A user's are in order of (event_ts, arrival), ``hidden_from`` under all known
-        hides.
+        hides. Columns named in ``codes`` are delivered as codes and a dictionary, as ``RowReader.coded``.
 
         Raises:
             CorruptionError: a block is damaged.
@@ -160,7 +162,9 @@ class Window:
         else:
             event_ts, visibility = reader.column(_EVENT_TS).values, None
         with reader.naming(0):
-            values = {c.name: reader.column(c) for c in columns}
+            values = {
+                c.name: reader.coded(c) if c.name in codes and not c.is_bytes else reader.column(c) for c in columns
+            }
         self.stats.events_decoded += reader.total
         if visibility is None:
             events = Events.lazy(self.pieces.users, user_off, event_ts, lambda: _visibility(reader), values)

@@ -18,11 +18,10 @@ from thinrow.core.buffers import Buffers
 from thinrow.kernels.numba.intrinsics import pointer
 from thinrow.kernels.numba.jit import njit
 from thinrow.kernels.numba.nested import ABSENT, DECIMAL, MIXED, RUNS, open_nested, spread
-from thinrow.kernels.numba.unpack import LANES, add_lanes, packed_bytes, scaled, store, unpack
+from thinrow.kernels.numba.unpack import CHUNK, LANES, affine, packed_bytes, scaled, store, unpack
 
 Array = npt.NDArray[Any]
 
-CHUNK = 512
 MAX_ROWS = 1 << 31
 ZERO, CONSTANT, PACKED, DELTA, DICTIONARY, LOCAL, RAW = 0, 1, 2, 3, 4, 5, 6
 #: Most words that stand in a block of codec 12.
@@ -125,35 +124,6 @@ def _raw(
             word = words[bit >> 6] >> np.uint64(bit & 63)
             scratch[i] = np.int64(word << np.uint64(spare)) >> spare
         store(scratch, size, out, at + done, itemsize)
-
-
-@njit
-def _affine(
-    buffer: Array,
-    words: Array,
-    width: int,
-    lanes: bool,
-    row: int,
-    stop: int,
-    out: Array,
-    at: int,
-    itemsize: int,
-    scratch: Array,
-) -> None:
-    """Codec 2: rows [row, stop)."""
-    base, scale = words[0], words[1]
-    while row < stop:
-        # Whole groups of eight go straight to the output.
-        if lanes and width > 0 and (row & 7) == 0 and stop - row >= 8:
-            last = stop >> 3
-            add_lanes(words, 2, width, base, scale, row >> 3, last, out, at * itemsize, itemsize)
-            at += (last << 3) - row
-            row = last << 3
-            continue
-        n = min(8 - (row & 7) if lanes else CHUNK, stop - row)
-        found = scaled(buffer, words, 2, width, lanes, base, scale, row, n, scratch)
-        store(found, n, out, at, itemsize)
-        row, at = row + n, at + n
 
 
 @njit
@@ -384,7 +354,7 @@ def _decode_plain(
     if codec == PACKED:
         if packed != 16:
             return False
-        _affine(buffer, words, width, lanes, row, stop, out, at, itemsize, scratch)
+        affine(buffer, words, 2, width, lanes, words[0], words[1], row, stop, out, at, itemsize, scratch)
         return True
     if codec == DECIMAL:
         return packed == 16 and _decimal(buffer, words, width, lanes, row, stop, out, at, itemsize, scratch)

@@ -21,6 +21,8 @@ Array = npt.NDArray[Any]
 MAX_ONE_LOAD = 57
 #: Flag of a block's width: its packed values lie in lanes.
 LANES = 0x80
+#: Values that go through a scratch array at once, which has room for 8 more.
+CHUNK = 512
 
 
 @njit
@@ -107,6 +109,38 @@ def scaled(
     for i in range(n):
         out[i] = base + out[i] * scale
     return out[:n]
+
+
+@njit
+def affine(
+    buffer: Array,
+    words: Array,
+    packed: int,
+    width: int,
+    lanes: Any,
+    base: Any,
+    scale: Any,
+    row: int,
+    stop: int,
+    out: Array,
+    at: int,
+    itemsize: int,
+    scratch: Array,
+) -> None:
+    """``base + q * scale`` of the packed values [row, stop), cut to items of ``itemsize`` bytes, at item ``at`` of
+    ``out`` (uint8); arguments as of ``scaled``."""
+    while row < stop:
+        # Whole groups of eight go straight to the output.
+        if lanes and width > 0 and (row & 7) == 0 and stop - row >= 8:
+            last = stop >> 3
+            add_lanes(words, packed, width, base, scale, row >> 3, last, out, at * itemsize, itemsize)
+            at += (last << 3) - row
+            row = last << 3
+            continue
+        n = min(8 - (row & 7) if lanes else CHUNK, stop - row)
+        found = scaled(buffer, words, packed, width, lanes, base, scale, row, n, scratch)
+        store(found, n, out, at, itemsize)
+        row, at = row + n, at + n
 
 
 @njit

@@ -29,7 +29,7 @@ def packed_bytes(n: int, width: int) -> int:
     return ((n * width + 63) // 64 + 1) * 8
 
 
-def _unpack(data: Array, n: int, width: int) -> Array:
+def unpack(data: Array, n: int, width: int) -> Array:
     """All n packed values: (n,) uint64."""
     if not width & LANES:
         return _unpack_string(data, n, width)
@@ -69,7 +69,7 @@ def _delta(block: Array, width: int, n_rows: int, empty: bool) -> Array:
     rows = block[24 : 24 + 4 * n].view("<u4").astype(np.int64)
     _check(bool((np.diff(rows) > 0).all()) and bool((rows < n_rows).all()))
     _check(empty or (n > 0 and rows[0] == 0))
-    moved = step + _unpack(block[packed_at:], n_rows, width) * scale
+    moved = step + unpack(block[packed_at:], n_rows, width) * scale
     out = np.zeros(n_rows, np.uint64)
     for first, last, value in zip(rows, [*rows[1:], n_rows], _u64(block, values_at, n), strict=True):
         moved[first] = value
@@ -87,7 +87,7 @@ def _decode_block(
         return _decode_nested(block, codec, n_rows, row, stop, dictionary, first, size)
     if codec == 11:
         _check(len(block) == 16 + packed_bytes(n_rows, width))
-        return _decimal(block, _unpack(block[16:], n_rows, width)[row:stop])
+        return _decimal(block, unpack(block[16:], n_rows, width)[row:stop])
     if codec == 12:
         return _mixed(block, width, n_rows, row, stop, dictionary[first : first + size])
     if codec == 0:
@@ -99,7 +99,7 @@ def _decode_block(
     if codec == 2:
         _check(len(block) == 16 + packed_bytes(n_rows, width))
         base, scale = _u64(block, 0, 2)
-        scaled: Array = base + _unpack(block[16:], n_rows, width) * scale
+        scaled: Array = base + unpack(block[16:], n_rows, width) * scale
         return scaled[row:stop]
     if codec == 3:
         return _delta(block, width, n_rows, row == stop)[row:stop]
@@ -110,7 +110,7 @@ def _decode_block(
             first, size = 0, int(_u64(block, 0, 1)[0])
             packed, table = block[8 + 8 * size :], _u64(block, 8, size)
         _check(len(packed) == packed_bytes(n_rows, width))
-        codes = _unpack(packed, n_rows, width)[row:stop]
+        codes = unpack(packed, n_rows, width)[row:stop]
         _check(bool((codes < np.uint64(size)).all()))
         taken: Array = table[first + codes.astype(np.int64)]
         return taken
@@ -138,8 +138,8 @@ def _mixed(block: Array, width: int, n_rows: int, row: int, stop: int, dictionar
     _check(local_width < 256 and n_local <= MAX_LOCAL and n_hot <= len(dictionary) and local_width & (LANES - 1) <= 64)
     at = 24 + packed_bytes(n_local, local_width)
     _check(at + packed_bytes(n_rows, width) == len(block))
-    own = _unpack(block[24:at], n_local, local_width) + np.uint64(base)
-    codes = _unpack(block[at:], n_rows, width)[row:stop]
+    own = unpack(block[24:at], n_local, local_width) + np.uint64(base)
+    codes = unpack(block[at:], n_rows, width)[row:stop]
     _check(bool((codes < np.uint64(n_hot + n_local)).all()))
     taken: Array = np.concatenate([dictionary[:n_hot], own])[codes.astype(np.int64)]
     return taken
@@ -159,7 +159,7 @@ def _decode_nested(
         _check(ends_width < 256 and ends_width & (LANES - 1) <= 64)
         inner = 8 + packed_bytes(n, ends_width)
         _check(inner <= len(block))
-        packed = _unpack(block[8:inner], n, ends_width)
+        packed = unpack(block[8:inner], n, ends_width)
         _check(bool((packed < np.uint64(n_rows)).all()))
         ends = packed.astype(np.int64)
         _check(bool((np.diff(ends) > 0).all()) and (int(ends[-1]) if n else -1) == n_rows - 1)

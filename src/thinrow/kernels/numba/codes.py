@@ -1,0 +1,311 @@
+"""Decoding of fixed-width blocks as codes into a dictionary, where they hold codes; many runs in one call.
+
+Worked example: segment words ``[7, 9]`` and a block of codec 12 with n_hot 2, the words ``[40, 50]`` of its own and
+codes ``[0, 3, 1, 2]``. Its words go to the dictionary of the batch behind those of the segments, ``[7, 9, 40, 50]``,
+and the codes are these codes. Behind another block's three words its own would be at 5, and the codes
+``[0, 6, 1, 5]``. Words of a block are written once, however many runs lie in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba.np.numpy_support import carray
+
+from thinrow.core.buffers import Buffers
+from thinrow.kernels.numba.intrinsics import pointer
+from thinrow.kernels.numba.jit import njit
+from thinrow.kernels.numba.unpack import CHUNK, LANES, affine, packed_bytes, store
+
+Array = npt.NDArray[Any]
+
+MAX_ROWS = 1 << 31
+ZERO, CONSTANT, DICTIONARY, LOCAL, MIXED = 0, 1, 4, 5, 12
+#: Most words that stand in a block of codec 12.
+MAX_LOCAL = 4096
+#: Codes are int32.
+MAX_WORDS = (1 << 31) - 1
+#: Codes of more bits are decoded as values: no writer needs them.
+MAX_CODE_BITS = 31
+
+
+@njit
+def _in_bounds(
+    source_size: Array,
+    source: Array,
+    block_off: Array,
+    block_len: Array,
+    width: Array,
+    b: int,
+    rows: int,
+    row: int,
+    stop: int,
+) -> bool:
+    """Whether block ``b`` lies in its buffer and [row, stop) in its rows."""
+    if b < 0 or b >= len(source):
+        return False
+    where, begin, length = source[b], block_off[b], block_len[b]
+    if where < 0 or where >= len(source_size):
+        return False
+    limit = source_size[where]
+    if begin < 0 or begin > limit or (begin & 7) != 0 or length < 0 or length > limit - begin or (length & 7) != 0:
+        return False
+    return bool(
+        rows >= 0 and rows <= MAX_ROWS and row >= 0 and row <= stop and stop <= rows and (width[b] & (LANES - 1)) <= 64
+    )
+
+
+@njit
+def _layout(words: Array, codec: Any, width: Any, lanes: Any, rows: int, held: Any) -> Any:
+    """What a block (its ``words``) that holds codes looks like: (whether it does, whether it is sound, codes of the
+    segment dictionary, words of its own, word at which its codes begin)."""
+    bad = True, False, 0, 0, 0
+    length = len(words) * 8
+    codes = packed_bytes(rows, width, lanes)
+    if width > MAX_CODE_BITS or (codec != DICTIONARY and codec != LOCAL and codec != MIXED):
+        return False, True, 0, 0, 0
+    if codec == DICTIONARY:
+        return True, codes == length, held, 0, 0
+    if codec == LOCAL:
+        if length < 8 or words[0] > np.uint64(length // 8):
+            return bad
+        own = np.int64(words[0])
+        return True, 8 + 8 * own + codes == length, 0, own, 1 + own
+    if len(words) < 3 or words[2] > np.uint64(0xFF):
+        return bad
+    hot, own = np.int64(words[0] & np.uint64(0xFFFFFFFF)), np.int64(words[0] >> np.uint64(32))
+    own_width = np.int64(words[2]) & (LANES - 1)
+    if own > MAX_LOCAL or hot > held or own_width > 64:
+        return bad
+    packed = 24 + packed_bytes(own, own_width, np.int64(words[2]) >= LANES)
+    return True, packed + codes == length, hot, own, packed // 8
+
+
+@njit
+def _place(
+    address: Array,
+    source_size: Array,
+    source: Array,
+    block_off: Array,
+    block_len: Array,
+    codec: Array,
+    width: Array,
+    dict_n: Array,
+    block: Array,
+    n_rows: Array,
+    row_from: Array,
+    row_to: Array,
+    place: Array,
+    values: Array,
+) -> Any:
+    total = np.int64(0)
+    for i in range(len(block)):
+        b, rows, row, stop = block[i], n_rows[i], row_from[i], row_to[i]
+        if not _in_bounds(source_size, source, block_off, block_len, width, b, rows, row, stop):
+            return i, total
+        bits: Any = np.int64(width[b] & (LANES - 1))
+        words = carray(pointer(address[source[b]] + block_off[b]), (block_len[b] // 8,), np.uint64)
+        held = max(dict_n[b], 0) if len(dict_n) > 0 else np.int64(0)
+        coded, sound, _, own, _ = _layout(words, codec[b], bits, (width[b] & LANES) != 0, rows, held)
+        if not sound:
+            return i, total
+        if coded and i > 0 and block[i - 1] == b and n_rows[i - 1] == rows:
+            place[i], values[i] = place[i - 1], 0
+            continue
+        place[i], values[i] = total, 0
+        if coded:
+            total += own
+        else:
+            values[i] = min(stop - row, 1) if codec[b] == ZERO or codec[b] == CONSTANT else stop - row
+            total += values[i]
+    return -1, total
+
+
+@njit
+def _shift(codes: Array, hot_end: Any, end: Any, shift: Any) -> bool:
+    """Add ``shift`` (modulo 2^32) to codes from ``hot_end`` on; False where one is ``end`` or more."""
+    beyond: Any = np.uint32(0)
+    for i in range(len(codes)):
+        code = codes[i]
+        beyond |= np.uint32(code >= end)
+        codes[i] = code + (shift if code >= hot_end else np.uint32(0))
+    found: bool = beyond == 0
+    return found
+
+
+@njit
+def _decode(
+    address: Array,
+    source_size: Array,
+    source: Array,
+    block_off: Array,
+    block_len: Array,
+    codec: Array,
+    width: Array,
+    n_words: int,
+    dict_off: Array,
+    dict_n: Array,
+    block: Array,
+    n_rows: Array,
+    row_from: Array,
+    row_to: Array,
+    out_pos: Array,
+    place: Array,
+    tail: Array,
+    out: Array,
+    itemsize: int,
+    scratch: Array,
+) -> int:
+    room, flat = len(tail) // itemsize, out.view(np.uint8)
+    one: Any = np.uint64(1)
+    for i in range(len(block)):
+        b, rows, row, stop, at, first = block[i], n_rows[i], row_from[i], row_to[i], out_pos[i], place[i]
+        if not _in_bounds(source_size, source, block_off, block_len, width, b, rows, row, stop):
+            return i
+        if at < 0 or at > len(out) or stop - row > len(out) - at or first < 0 or first > room:
+            return i
+        held, offset = np.int64(0), np.int64(0)
+        if len(dict_n) > 0 and (codec[b] == DICTIONARY or codec[b] == MIXED):
+            held, offset = dict_n[b], dict_off[b]
+        if held < 0 or offset < 0 or offset > n_words or held > n_words - offset:
+            return i
+        bits: Any = np.int64(width[b] & (LANES - 1))
+        lanes: Any = (width[b] & LANES) != 0
+        length = block_len[b]
+        begin = pointer(address[source[b]] + block_off[b])
+        buffer, words = carray(begin, (length,), np.uint8), carray(begin, (length // 8,), np.uint64)
+        coded, sound, hot, own, packed = _layout(words, codec[b], bits, lanes, rows, held)
+        mine = out[at : at + stop - row]
+        if not sound:
+            return i
+        if not coded:
+            step = 0 if codec[b] == ZERO or codec[b] == CONSTANT else 1
+            if (stop - row if step == 1 else min(stop - row, 1)) > room - first:
+                return i
+            for j in range(len(mine)):
+                mine[j] = n_words + first + j * step
+            continue
+        if own > room - first:
+            return i
+        if own > 0 and (i == 0 or block[i - 1] != b or place[i - 1] != first):
+            if codec[b] == LOCAL:
+                store(words[1 : 1 + own], own, tail, first, itemsize)
+            else:
+                own_bits: Any = np.int64(words[2]) & (LANES - 1)
+                own_lanes = np.int64(words[2]) >= LANES
+                affine(buffer, words, 3, own_bits, own_lanes, words[1], one, 0, own, tail, first, itemsize, scratch)
+        base = offset if hot > 0 else n_words + first
+        affine(buffer, words, packed, bits, lanes, np.uint64(base), one, row, stop, flat, at, 4, scratch)
+        shift = n_words + first - offset if hot > 0 else hot
+        if not _shift(mine, np.uint32(base + hot), np.uint32(base + hot + own), np.uint32((shift - hot) & 0xFFFFFFFF)):
+            return i
+    return -1
+
+
+def place_words(
+    buffers: Buffers,
+    source: Array,
+    block_off: Array,
+    block_len: Array,
+    codec: Array,
+    width: Array,
+    dict_n: Array,
+    block: Array,
+    n_rows: Array,
+    row_from: Array,
+    row_to: Array,
+    place: Array,
+    values: Array,
+) -> tuple[int, int]:
+    """Where the words that are in no segment dictionary go, for every run of ``decode_codes`` (arguments as there).
+
+    Args:
+        place: (n,) int64, out: first of the run's words; runs one after another in one block have the same.
+        values: (n,) int64, out: how many of its values, from ``row_from`` on, the caller decodes to that place; 0 where
+            the block holds codes.
+
+    Returns:
+        -1, or the index of the first run whose block or rows are impossible; and how many words there are.
+    """
+    bad, total = _place(
+        buffers.address,
+        buffers.size,
+        source,
+        block_off,
+        block_len,
+        codec,
+        width,
+        dict_n,
+        block,
+        n_rows,
+        row_from,
+        row_to,
+        place,
+        values,
+    )
+    return int(bad), int(total)
+
+
+def decode_codes(
+    buffers: Buffers,
+    source: Array,
+    block_off: Array,
+    block_len: Array,
+    codec: Array,
+    width: Array,
+    n_words: int,
+    dict_off: Array,
+    dict_n: Array,
+    block: Array,
+    n_rows: Array,
+    row_from: Array,
+    row_to: Array,
+    out_pos: Array,
+    place: Array,
+    tail: Array,
+    out: Array,
+) -> int:
+    """Codes of rows [row_from, row_to) of stripe block ``block[i]`` into ``out[out_pos[i]:]``, for every run i.
+
+    Codes below ``n_words`` are of the segment dictionaries, code ``n_words + k`` is of ``tail[k]``. Arguments that are
+    not told here are as of ``decode_fixed``.
+
+    Args:
+        n_words: words of all segment dictionaries.
+        place: (n,) int64 where each run's words go in ``tail``, as ``place_words`` says.
+        tail: contiguous, of the column's dtype: gets the words of blocks that hold codes; those of other blocks are the
+            caller's to decode.
+        out: (m,) int32.
+
+    Returns:
+        -1, or the index of the first run whose block, rows, words or output range is impossible (0 where ``n_words``
+        and ``tail`` are more than int32 counts). Nothing outside ``buffers``, ``tail`` and the run's own output range
+        is ever read or written.
+    """
+    if len(block) and n_words + len(tail) > MAX_WORDS:
+        return 0
+    found: int = _decode(
+        buffers.address,
+        buffers.size,
+        source,
+        block_off,
+        block_len,
+        codec,
+        width,
+        n_words,
+        dict_off,
+        dict_n,
+        block,
+        n_rows,
+        row_from,
+        row_to,
+        out_pos,
+        place,
+        tail.view(np.uint8),
+        out.view(np.uint32),
+        tail.itemsize,
+        np.empty(CHUNK + 8, np.uint64),
+    )
+    return found
