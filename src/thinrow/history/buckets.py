@@ -13,13 +13,13 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import CommitConflict, CorruptionError
+from thinrow.core.errors import CommitConflict
 from thinrow.core.users import Users, as_users
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.hides import Hides, group_hides, hide
@@ -30,10 +30,11 @@ from thinrow.history.archive.scan import users_by_rows
 from thinrow.history.archive.window import read_everything
 from thinrow.history.archive.writer import SegmentWriter, content_digests
 from thinrow.history.engines import BucketEngine
+from thinrow.history.proof import digests_of, plus, prove
 from thinrow.history.slices import append_new, spans
 from thinrow.jagged import HIDE_DTYPE, Events
 from thinrow.schema import EventSchema
-from thinrow.schema.event_schema import HIDDEN_FROM_ID, KEYS_GROUP
+from thinrow.schema.event_schema import KEYS_GROUP
 
 GROWTH = 4
 _MAX_TRIES = 20
@@ -250,8 +251,7 @@ def write_bucket(task: BucketTask) -> BucketWrite | None:
         return None
     older, view = base.only(numbers[:keep]), base.only(numbers[keep:])
     # Where nothing is merged there is nothing to prove: what is new is what the writer digests.
-    held = [comparable_digests(view, n) for n in range(len(view.segments))]
-    expected = reduce(_add, held) if held else None
+    expected = digests_of(view) if view.segments else None
     n_new = 0
     hides: list[Hides] = []
     rows = rows_of(schema, PART_BYTES)
@@ -261,14 +261,14 @@ def write_bucket(task: BucketTask) -> BucketWrite | None:
         for users, new in _aligned(view, task.parts, rows):
             n_new += len(new.events)
             if expected is not None and len(new.events):
-                expected = _add(expected, content_digests(new.events, schema))
+                expected = plus(expected, content_digests(new.events, schema))
             joined, carried = _joined(older, view, users, new, rows)
             for events in joined:
                 writer.add(events)
             hides.append(carried)
         info = writer.finish(_all_hides(hides, base))
     if expected is not None:
-        _prove(base, expected, info)
+        prove(base, expected, [info], "compaction", info.name)
     segments = [base.segments[n][1] for n in numbers[:keep]] + [info]
     return BucketWrite(segments, n_new, info.n_rows - n_new)
 
@@ -292,28 +292,6 @@ def _unsettled(base: Generation, numbers: Sequence[int]) -> bool:
         or {(c.id, c.dtype, c.nullable) for c in base.segment(n).columns} != today
         for n in numbers
     )
-
-
-def comparable_digests(view: Generation, number: int) -> dict[str, int]:
-    """Digests of a segment that its events have under today's schema too: a widened float has other bits."""
-    stored = ((c.id, view.stream_of(number, c.id)) for c in view.schema.columns if c.dtype == "float64")
-    widened = {str(i) for i, part in stored if part is not None and part[2].dtype == "float32"}
-    return {k: d for k, d in view.segments[number][1].shown_digests.items() if k not in widened}
-
-
-def _add(total: dict[str, int], part: Mapping[str, int]) -> dict[str, int]:
-    """Digests of both together, of the columns that both have."""
-    return {key: (value + part[key]) % (1 << 64) for key, value in total.items() if key in part}
-
-
-def _prove(base: Generation, expected: dict[str, int], info: SegmentInfo) -> None:
-    for key, digest in expected.items():
-        # Applying a hide-list changes hidden_from; what an event says of itself never changes.
-        if key != str(HIDDEN_FROM_ID) and info.digests.get(key, digest) != digest:
-            base.objects.delete(info.name)
-            raise CorruptionError(
-                f"compaction would change column {key}: {digest} in, {info.digests[key]} out", file=info.name
-            )
 
 
 def _aligned(view: Generation, parts: Iterable[NewEvents], rows_at_once: int) -> Iterator[tuple[Users, NewEvents]]:

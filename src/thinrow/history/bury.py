@@ -11,14 +11,12 @@ and B holds 4 alone::
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import CorruptionError
 from thinrow.core.ragged import offsets_of
 from thinrow.core.users import Users
 from thinrow.history.archive.generation import Generation
@@ -30,9 +28,10 @@ from thinrow.history.archive.scan import ROWS_AT_ONCE, scan
 from thinrow.history.archive.tombstones import Tombstones
 from thinrow.history.archive.window import read_everything
 from thinrow.history.archive.writer import SegmentWriter, content_digests
-from thinrow.history.buckets import comparable_digests
+from thinrow.history.buckets import new_name
+from thinrow.history.proof import digests_of, minus, prove
 from thinrow.jagged import Events
-from thinrow.schema.event_schema import HIDDEN_FROM_ID, KEYS_GROUP
+from thinrow.schema.event_schema import KEYS_GROUP
 
 _USERS_AT_ONCE = 8_192
 
@@ -135,28 +134,21 @@ def _count(view: Generation, doomed: Doomed) -> Ints:
 def _rewrite(base: Generation, view: Generation, bucket: int, doomed: Doomed) -> SegmentInfo | None:
     """The segment without what goes; None where nothing is left of it."""
     columns = [c for c in stored_columns(base.schema) if c.group != KEYS_GROUP]
-    expected = comparable_digests(view, 0)
-    name = f"segments/{bucket:05d}/{secrets.token_hex(8)}.seg"
+    expected, name = digests_of(view), new_name(bucket)
     hides = view.segment(0).hides
     lasting = _without(hides, doomed.hides(hides))
     rows = 0
     with SegmentWriter(base.objects, name, base.schema, bucket=bucket, n_buckets=base.n_buckets) as writer:
         for events in scan(view, columns, rows_at_once=ROWS_AT_ONCE):
             goes = doomed.rows(events) >= 0
-            for key, digest in content_digests(_take(events, goes), base.schema).items():
-                if key in expected:
-                    expected[key] = (expected[key] - digest) % (1 << 64)
+            expected = minus(expected, content_digests(_take(events, goes), base.schema))
             left = _take(events, ~goes)
             rows += len(left)
             writer.add(left)
         if not rows and not len(lasting.records):
             return None
         new = writer.finish(lasting)
-    try:
-        _prove(expected, new.digests, name)
-    except CorruptionError:
-        base.objects.delete(name)
-        raise
+    prove(base, expected, [new], "erasing", name)
     return new
 
 
@@ -174,10 +166,3 @@ def _without(hides: Hides, goes: npt.NDArray[np.bool_]) -> Hides:
     kept = offsets_of(~goes)[hides.offsets]
     some = np.flatnonzero(np.diff(kept))
     return Hides(hides.users[some], np.append(kept[some], kept[-1]), hides.records[~goes])
-
-
-def _prove(expected: dict[str, int], found: dict[str, int], name: str) -> None:
-    for key, digest in expected.items():
-        # Of a column that was dropped from the schema nothing is left to compare.
-        if key != str(HIDDEN_FROM_ID) and found.get(key, digest) != digest:
-            raise CorruptionError(f"erasing would change column {key}: {digest} left, {found[key]} written", file=name)

@@ -198,3 +198,32 @@ def test_digests_that_do_not_add_up_are_refused(store: HistoryStore, monkeypatch
     with pytest.raises(CorruptionError, match="rebucketing would change column"):
         store.rebucket()
     assert store.archive.objects.list("") == files
+
+
+@pytest.mark.parametrize("change", ["widen", "backfill", "add", "drop"])
+def test_a_store_whose_columns_have_changed_is_rebucketed(change: str, tmp_path: Path) -> None:
+    columns = (
+        ColumnSpec(1, "item", Trait.ID, "int32", "item"),
+        ColumnSpec(2, "price", Trait.NUMERIC, "float32", "price", nullable=True),
+    )
+    with HistoryStore.create(tmp_path, EventSchema(columns), 2) as store:
+        n = 400
+        rows = {"user_id": np.arange(n) % 20, "event_ts": np.arange(n), "item": np.arange(n), "price": np.arange(n) / 8}
+        store.append(pa.table(rows))
+        store.compact()
+        value = {"user_id": [7, 8], "event_ts": [7, 8], "arrival": [1, 1], "price": [-1.0, None]}
+        if change == "widen":
+            store.evolve(widen={"price": "float64", "item": "int64"})
+        elif change == "backfill":
+            store.backfill("price", pa.table(value))
+        elif change == "add":
+            store.evolve(add={"cost": {"trait": "numeric", "dtype": "float32", "group": "price"}})
+            store.backfill("cost", pa.table(value).rename_columns(["user_id", "event_ts", "arrival", "cost"]))
+        else:
+            store.evolve(drop=["price"])
+        before = store.read(store.users(), NEVER - 1).histories.events
+        assert store.rebucket().n_buckets == 4
+        after = store.read(store.users(), NEVER - 1).histories.events
+        for name, column in before.columns.items():
+            assert after.columns[name].to_arrow().equals(column.to_arrow())
+        assert verify_generation(store.pin()) == []
