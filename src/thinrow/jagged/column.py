@@ -118,7 +118,11 @@ class Column:
         return Column(self.values.reshape(-1), None, self.dictionary)
 
     def to_arrow(self) -> pa.Array:
-        """The same values as an Arrow array of the plain (not dictionary) type; lists are large lists."""
+        """The same values as an Arrow array of the plain (not dictionary) type; lists are large lists.
+
+        Raises:
+            InputError: text of 2 GiB or more, which is what one Arrow array of it holds.
+        """
         mask = None if self.valid is None else pa.array(~self.valid)
         if self.offsets is not None:
             return pa.LargeListArray.from_arrays(pa.array(self.offsets), self.elements().to_arrow(), mask=mask)
@@ -129,7 +133,12 @@ class Column:
             return array
         if len(self.dictionary) == 0:
             return pa.nulls(len(self.values), self.dictionary.type)
-        return self.dictionary.take(array)
+        try:
+            return self.dictionary.take(array)
+        except pa.ArrowInvalid as e:
+            raise InputError(
+                f"{len(array)} rows have more text than one Arrow array holds ({e}); convert fewer rows at once"
+            ) from e
 
     @classmethod
     def from_arrow(
@@ -140,8 +149,9 @@ class Column:
 
         Raises:
             SchemaError: a value does not fit ``dtype``, or a row is not the list or vector that it should be.
+            InputError: chunks of more text or elements than one array of their type holds.
         """
-        array = _one_array(array)
+        array = one_array(array)
         if ragged or size:
             return _nested(array, dtype, size)
         if pa.types.is_dictionary(array.type) and not _serves(array.dictionary, dtype):
@@ -174,16 +184,22 @@ class Column:
         return cls(codes.to_numpy(zero_copy_only=False), valid, array.dictionary)
 
 
-def _one_array(array: pa.Array | pa.ChunkedArray) -> pa.Array:
+def one_array(array: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The chunks as one. Raises InputError where one array of the type cannot hold them."""
     if not isinstance(array, pa.ChunkedArray):
         return array
     if pa.types.is_dictionary(array.type) and any(c.dictionary.null_count for c in array.chunks):
         # Arrow does not unite dictionaries that hold a null.
         array = array.cast(array.type.value_type)
-    array = array.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return array
+    if array.num_chunks < 2:
+        return array.chunk(0) if array.num_chunks else pa.array([], array.type)
+    try:
+        return pa.concat_arrays(array.chunks)
+    except pa.ArrowInvalid as e:
+        raise InputError(
+            f"{array.num_chunks} chunks of {array.type} are more than one Arrow array holds ({e}); "
+            "pass fewer rows at once"
+        ) from e
 
 
 def _serves(dictionary: pa.Array, dtype: str) -> bool:
@@ -288,8 +304,8 @@ def _join_integers(
 
 
 def unite_dictionaries(dictionaries: Sequence[pa.Array]) -> tuple[pa.Array, list[npt.NDArray[np.int32]]]:
-    """One dictionary for several, and for each the map from its codes to the united ones."""
-    joined = pa.concat_arrays(list(dictionaries)).dictionary_encode()
+    """One dictionary for several, and for each the map from its codes to the united ones. Raises as ``one_array``."""
+    joined = one_array(pa.chunked_array(list(dictionaries))).dictionary_encode()
     codes = joined.indices.to_numpy(zero_copy_only=False).astype(np.int32)
     bounds = np.cumsum([0, *(len(d) for d in dictionaries)])
     return joined.dictionary, [codes[a:b] for a, b in itertools.pairwise(bounds)]

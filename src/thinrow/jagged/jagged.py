@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from thinrow.core.errors import InputError
 from thinrow.core.ragged import offsets_of, ranges_index
-from thinrow.jagged.column import Column
+from thinrow.jagged.column import Column, one_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,7 @@ class Jagged:
     ) -> Jagged:
         """Reverse of ``to_arrow``; takes any list type without null rows. ``ragged`` and ``size`` as for
         ``Column.from_arrow``."""
-        if isinstance(array, pa.ChunkedArray):
-            array = array.combine_chunks()
-            if isinstance(array, pa.ChunkedArray):
-                array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        array = one_array(array)
         if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
             offsets = np.cumsum(np.append(0, array.value_lengths()), dtype=np.int64)
             return cls(Column.from_arrow(array.flatten(), dtype, ragged=ragged, size=size), offsets)

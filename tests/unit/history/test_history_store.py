@@ -22,6 +22,7 @@ from thinrow.core.errors import (
     UserKindError,
 )
 from thinrow.core.units import EPOCH_BITS
+from thinrow.history.archive import reader
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.store import HistoryStore
 from thinrow.schema import ColumnSpec, EventSchema, Projection, Trait
@@ -391,3 +392,17 @@ def test_a_manifest_is_json_that_people_can_read(tmp_path: Path) -> None:
     HistoryStore.create(tmp_path / "s", PLAIN, n_buckets=3).close()
     body = json.loads((tmp_path / "s" / "archive" / "manifests" / f"{1:020d}.json").read_text())["body"]
     assert (body["n_buckets"], body["segments"]) == (3, [[], [], []])
+
+
+def test_more_text_than_one_array_holds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = EventSchema((ColumnSpec(1, "note", Trait.TEXT, "string", "main"),))
+    notes = [f"{i} {i * i} {hash(str(i))}" for i in range(2_000)]
+    table = pa.table({"user_id": [1] * 2_000, "event_ts": range(2_000), "note": notes})
+    with HistoryStore.create(tmp_path / "s", schema, n_buckets=1) as store:
+        store.bulk_load(table)
+        size = sum(len(n) for n in notes)
+        monkeypatch.setattr(reader, "MAX_TEXT", size)
+        assert store.read([1], 2_000).histories.to_jagged("note").to_arrow().to_pylist() == [notes]
+        monkeypatch.setattr(reader, "MAX_TEXT", size - 1)
+        with pytest.raises(InputError, match=f"{size} bytes of column 'note' at once; {size - 1} at most: read fewer"):
+            store.read([1], 2_000)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from thinrow.core import pool
 from thinrow.core.buffers import Buffers
-from thinrow.core.errors import CorruptionError
+from thinrow.core.errors import CorruptionError, InputError
 from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.core.users import plain
 from thinrow.history.archive.dictionaries import ColumnDictionary
@@ -38,6 +38,8 @@ from thinrow.storage.meter import Meter
 if TYPE_CHECKING:
     from thinrow.history.archive.generation import Generation
 
+#: Bytes of text that one Arrow array with offsets of int32 holds.
+MAX_TEXT = (1 << 31) - 1
 _NO_WORDS, _NO_CODES = np.empty(0, np.uint64), np.empty(0, np.int64)
 
 
@@ -108,6 +110,7 @@ class RowReader:
 
         Raises:
             CorruptionError: a block is damaged (names file, user and column).
+            InputError: 2 GiB or more of text that stands in blocks.
         """
         parts = self.segments.streams(spec.id)
         if rows is not None:
@@ -288,6 +291,10 @@ class RowReader:
         except BadBlock as e:
             raise self._corrupt(int(runs[e.index]), spec.name, e.what, group) from e
         n = len(offsets) - 1
+        if offsets[-1] > MAX_TEXT:
+            raise InputError(
+                f"{offsets[-1]} bytes of column {spec.name!r} at once; {MAX_TEXT} at most: read fewer users"
+            )
         raw = pa.LargeBinaryArray.from_buffers(
             pa.large_binary(), n, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
         )
