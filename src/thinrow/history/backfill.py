@@ -1,7 +1,7 @@
 """Backfill: values of one column for events that are archived already.
 
 No event and no version changes: a version says *which* events a request saw, by time and arrival number; a column is
-what is known of them. The values go into overlays (format section 12), one for each segment that holds such an event,
+what is known of them. The values go into overlays (format section 13), one for each segment that holds such an event,
 and the generation that names these is committed at once. Memory is that of the table and of one part of a segment.
 """
 

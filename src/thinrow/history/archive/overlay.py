@@ -1,4 +1,4 @@
-"""Overlays: one column of a segment whose values came after the segment was written (format section 12).
+"""Overlays: one column of a segment whose values came after the segment was written (format section 13).
 
 An overlay has the segment's stripes, row for row, and in them the streams of one column. So a reader that wants the
 column takes its blocks from the overlay's chunks instead of the segment's, and nothing else changes. Worked example: a
