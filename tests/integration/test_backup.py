@@ -24,9 +24,11 @@ from thinrow.core.units import EPOCH_BITS, NEVER
 from thinrow.history import backup as module
 from thinrow.history.archive.verify import verify_generation
 from thinrow.history.backup import is_backup, verify_backup
+from thinrow.history.place import remember
 from thinrow.history.recent.memory import MemoryRecent
 from thinrow.history.store import HistoryStore
 from thinrow.schema import ColumnSpec, EventSchema, Trait
+from thinrow.storage.s3 import S3Location
 
 SCHEMA = EventSchema(
     (ColumnSpec(1, "item", Trait.ID, "int64", "item"),), event_id_column="event_id", event_id_dtype="int64"
@@ -113,12 +115,14 @@ def test_backups_while_threads_of_this_process_write(tmp_path: Path) -> None:
         threads = [threading.Thread(target=append), threading.Thread(target=compact)]
         for t in threads:
             t.start()
-        for _ in range(5):
-            store.backup(tmp_path / "copy")
-            time.sleep(0.05)
-        stop.set()
-        for t in threads:
-            t.join()
+        try:
+            for _ in range(5):
+                store.backup(tmp_path / "copy")
+                time.sleep(0.05)
+        finally:
+            stop.set()
+            for t in threads:
+                t.join()
     counts = [check(tmp_path / "copy", tmp_path / f"restored-{n}", n) for n in range(1, 6)]
     assert counts == sorted(counts)
 
@@ -233,6 +237,20 @@ def test_what_cannot_be_done_is_named(store: HistoryStore, tmp_path: Path) -> No
     other = HistoryStore(tmp_path / "store", store.archive, MemoryRecent(SCHEMA))
     with pytest.raises(StoreError, match="LMDB"):
         other.backup(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("lost", ["archive", "bucket"])
+def test_recent_events_without_their_archive_are_not_restored_over(
+    store: HistoryStore, tmp_path: Path, lost: str
+) -> None:
+    store.backup(tmp_path / "copy")
+    held = (tmp_path / "store" / "recent" / "data.mdb").read_bytes()
+    shutil.rmtree(tmp_path / "store" / "archive")
+    if lost == "bucket":
+        remember(tmp_path / "store", S3Location("far", "away"))
+    with pytest.raises(StoreExists, match="restore to another path"):
+        HistoryStore.restore(tmp_path / "copy", tmp_path / "store")
+    assert (tmp_path / "store" / "recent" / "data.mdb").read_bytes() == held
 
 
 def test_a_killed_backup_leaves_nothing_that_counts(store: HistoryStore, tmp_path: Path) -> None:

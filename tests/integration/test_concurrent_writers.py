@@ -98,13 +98,17 @@ def run(path: Path, processes: int, rounds: int, seed: int) -> None:
     done = [0] * processes
     for _ in range(rounds):
         running = [spawn(path, i, done[i]) for i in range(processes)]
-        for p in running:
-            assert p.stdout is not None
-            assert p.stdout.readline() == "ready\n", p.communicate()[1]
-        firsts = [p.stdout.readline() for p in running if p.stdout is not None]
-        for p in running:
-            time.sleep(rng.uniform(0.2, 1.5))
-            p.send_signal(signal.SIGKILL)
+        try:
+            for p in running:
+                assert p.stdout is not None
+                assert p.stdout.readline() == "ready\n", p.communicate()[1]
+            firsts = [p.stdout.readline() for p in running if p.stdout is not None]
+            for p in running:
+                time.sleep(rng.uniform(0.2, 1.5))
+                p.send_signal(signal.SIGKILL)
+        finally:
+            for p in running:
+                p.kill()
         for i, p in enumerate(running):
             # Not communicate(): it would miss what the lines read so far left in the buffer.
             assert p.stdout is not None

@@ -27,10 +27,10 @@ from thinrow.jagged import Column
 from thinrow.jagged.column import concat_columns, unite_dictionaries
 from thinrow.kernels import kernel
 from thinrow.schema import EventSchema
+from thinrow.storage.manifest import retried
 
 Ints = npt.NDArray[np.int64]
 _ROWS_AT_ONCE = 1 << 20
-_MAX_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,29 +93,27 @@ def backfill(
         CorruptionError: a segment is damaged.
     """
     done: dict[tuple[str, StoredColumn], _Annotated] = {}
+
+    def attempt() -> BackfillReport:
+        base = archive.pin()
+        spec = StoredColumn.of(base.schema.column(column))
+        values = _values_of(table, base.schema, column)
+        changed = _annotate(archive, base, spec, values, done, progress)
+        used = {o.overlay.name for o in done.values() if o.overlay is not None and o.overlay in _named(changed)}
+        placed = sum(o.placed for o in done.values() if o.overlay is not None and o.overlay.name in used)
+        if not changed:
+            _delete_but(archive, done, used)
+            return BackfillReport(base.number, 0, len(values.users), 0)
+        generation = archive.commit(base, changed, f"backfill {column}")
+        _delete_but(archive, done, used)
+        return BackfillReport(generation.number, placed, len(values.users) - placed, len(used))
+
     with archive.writing("backfill"):
         try:
-            for last in (*[False] * (_MAX_TRIES - 1), True):
-                base = archive.pin()
-                spec = StoredColumn.of(base.schema.column(column))
-                values = _values_of(table, base.schema, column)
-                changed = _annotate(archive, base, spec, values, done, progress)
-                used = {o.overlay.name for o in done.values() if o.overlay is not None and o.overlay in _named(changed)}
-                placed = sum(o.placed for o in done.values() if o.overlay is not None and o.overlay.name in used)
-                if not changed:
-                    return BackfillReport(base.number, 0, len(values.users), 0)
-                try:
-                    generation = archive.commit(base, changed, f"backfill {column}")
-                except CommitConflict:
-                    if last:
-                        raise
-                    continue
-                _delete_but(archive, done, used)
-                return BackfillReport(generation.number, placed, len(values.users) - placed, len(used))
+            return retried(attempt)
         except (InputError, CommitConflict):
             _delete_but(archive, done, set())
             raise
-    raise AssertionError("unreachable")
 
 
 def _named(changed: dict[int, list[SegmentInfo]]) -> set[OverlayInfo]:

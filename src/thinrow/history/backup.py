@@ -51,6 +51,8 @@ from thinrow.storage.objects import LocalObjects, ObjectStore, make_directory, s
 
 _PIECE = 8 << 20
 _TRIES = 20
+#: Marks a folder that a restore has begun to fill: a killed one may be run again.
+_RESTORING = ".tmp-restoring"
 _SQLITE = b"SQLite format 3\0"
 #: Files that SQLite keeps beside an open database; their content is in the copy of the database.
 _SQLITE_SIDE = ("-wal", "-shm", "-journal")
@@ -298,8 +300,12 @@ def restore(
     copy = _Copy(folder)
     body = _load(copy, folder, number)
     target = LocalObjects(store_path / "archive")
-    if ManifestLog(target).list():
-        raise StoreExists(f"a store is at {store_path} already; restore to another path")
+    begun = store_path / _RESTORING
+    if ManifestLog(target).list() or (not begun.exists() and store_path.exists() and any(store_path.iterdir())):
+        # What is there may be the recent events of a store whose archive is in a bucket, or lost.
+        raise StoreExists(f"a store, or something of one, is at {store_path} already; restore to another path")
+    make_directory(store_path)
+    begun.touch()
     shutil.rmtree(store_path / "recent", ignore_errors=True)
     for file in _files_of(body):
         _restore_file(copy, file, store_path / file.name)
@@ -313,6 +319,7 @@ def restore(
     log = ManifestLog(target)
     log.raise_floor(generation)
     target.put_if_absent(log.name_of(generation), manifest)
+    begun.unlink()
     return BackupReport(
         body["generation"], generation, held.n_rows, copy.files + len(body["files"]), copy.bytes, copy.shared_bytes
     )

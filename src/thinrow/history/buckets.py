@@ -35,9 +35,9 @@ from thinrow.history.slices import append_new, spans
 from thinrow.jagged import HIDE_DTYPE, Events
 from thinrow.schema import EventSchema
 from thinrow.schema.event_schema import KEYS_GROUP
+from thinrow.storage.manifest import MAX_TRIES
 
 GROWTH = 4
-_MAX_TRIES = 20
 #: Bytes of rows (as ``row_bytes`` counts them) that are merged at a time; the peak is about eight times as much.
 PART_BYTES = 16 << 20
 #: A user of so many parts' rows in the segments is merged in several.
@@ -164,7 +164,7 @@ def commit_buckets(
     """
     written: dict[int, BucketWrite] = {}
     todo = list(buckets)
-    for _ in range(_MAX_TRIES):
+    for _ in range(MAX_TRIES):
         try:
             for bucket, done in run_buckets(todo, partial(work, base), engine, progress):
                 if done is not None:
@@ -186,7 +186,7 @@ def commit_buckets(
         else:
             return generation, list(written.values())
     _delete_new(archive, base, written)
-    raise CommitConflict(f"other writers were first {_MAX_TRIES} times in a row; run it again")
+    raise CommitConflict(f"other writers were first {MAX_TRIES} times in a row; run it again")
 
 
 def same_bucket(old: Generation, new: Generation, bucket: int) -> bool:

@@ -39,15 +39,14 @@ from thinrow.history.archive.tombstones import (
     write_tombstones,
 )
 from thinrow.history.archive.window import read_everything
+from thinrow.history.buckets import Progress
 from thinrow.history.bury import Burial, Doomed, bury_bucket, count_doomed
 from thinrow.history.recent.tier import RecentTier
 from thinrow.jagged import Events
-
-_MAX_TRIES = 20
+from thinrow.storage.manifest import retried
 
 #: ``plan(generation, bucket)``: what goes from a bucket; None where nothing does.
 Plan = Callable[[Generation, int], Doomed | None]
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +210,12 @@ def bury(
         CommitConflict: other writers won twenty times in a row.
         CorruptionError: a segment is damaged; restore it first.
     """
-    for left in reversed(range(_MAX_TRIES)):
-        try:
-            with archive.writing(note) as base:
-                return _bury_once(archive, base, buckets(base), plan, note, carried or {}, dry_run, progress)
-        except CommitConflict:
-            if not left:
-                raise
-    raise AssertionError("the last try returns or raises")
+
+    def attempt() -> Buried:
+        with archive.writing(note) as base:
+            return _bury_once(archive, base, buckets(base), plan, note, carried or {}, dry_run, progress)
+
+    return retried(attempt)
 
 
 def _bury_once(

@@ -7,11 +7,9 @@ commit and runs again, and an append that was checked under it stays what it was
 
 from __future__ import annotations
 
-from thinrow.core.errors import CommitConflict
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.schema.evolution import Evolution
-
-_MAX_TRIES = 20
+from thinrow.storage.manifest import retried
 
 
 def evolve(archive: Archive, evolution: Evolution) -> Generation:
@@ -21,13 +19,11 @@ def evolve(archive: Archive, evolution: Evolution) -> Generation:
         SchemaError: the changes do not fit the newest schema; nothing was changed.
         CommitConflict: other writers won twenty times in a row.
     """
-    for last in (*[False] * (_MAX_TRIES - 1), True):
+
+    def attempt() -> Generation:
         base = archive.pin()
         schema, change = evolution.apply(base.schema, base.schema_log, archive.clock())
-        try:
-            log = [c.to_dict() for c in (*base.schema_log, change)]
-            return archive.commit(base, {}, "; ".join(change.describe()), schema, {"schema_log": log})
-        except CommitConflict:
-            if last:
-                raise
-    raise AssertionError("unreachable")
+        log = [c.to_dict() for c in (*base.schema_log, change)]
+        return archive.commit(base, {}, "; ".join(change.describe()), schema, {"schema_log": log})
+
+    return retried(attempt)

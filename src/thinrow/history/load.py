@@ -45,13 +45,13 @@ from thinrow.history.engines import BucketEngine
 from thinrow.history.recent.tier import RecentTier
 from thinrow.jagged import Events
 from thinrow.jagged.column import concat_columns
+from thinrow.storage.manifest import retried
 
 MEMORY_BYTES = 1 << 30
 _LEAST_MEMORY = 64 << 20
 #: Shares of the memory: a run is copied several times while it is sorted, a part while it is merged and encoded, and
 #: two buckets are in work.
 _RUN_SHARE, _PART_SHARE = 10, 64
-_MAX_TRIES = 20
 _FIRST_USERS, _MOST_USERS = 256, 1 << 16
 
 
@@ -144,16 +144,16 @@ class _Load:
             return committed
         runs = self._read(base.n_buckets)
         with self._options.alone:
-            for left in reversed(range(_MAX_TRIES)):
-                try:
-                    # What is written from here on is no garbage, however long it takes.
-                    with self._archive.writing("a bulk load") as base:
-                        return self._write(base, runs)
-                except CommitConflict:
-                    if not left:
-                        self._abandon(self._archive.pin())
-                        raise
-            raise AssertionError("the last try returns or raises")
+            try:
+                return retried(lambda: self._attempt(runs))
+            except CommitConflict:
+                self._abandon(self._archive.pin())
+                raise
+
+    def _attempt(self, runs: list[Run]) -> CompactReport:
+        # What is written from here on is no garbage, however long it takes.
+        with self._archive.writing("a bulk load") as base:
+            return self._write(base, runs)
 
     def _committed(self) -> CompactReport | None:
         """The end of a load that was killed after its commit."""

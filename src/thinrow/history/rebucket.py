@@ -28,8 +28,7 @@ from thinrow.history.buckets import PART_BYTES, Progress, new_name, rows_of, sam
 from thinrow.history.proof import digests_of, prove
 from thinrow.jagged import HIDE_DTYPE, Events
 from thinrow.schema.event_schema import KEYS_GROUP
-
-_MAX_TRIES = 20
+from thinrow.storage.manifest import MAX_TRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def rebucket(archive: Archive, n_buckets: int | None = None, progress: Progress 
                 f"n_buckets={wanted}; it must be a multiple of {base.n_buckets}, above it and at most {MAX_BUCKETS}"
             )
         splits: dict[int, _Split] = {}
-        for _ in range(_MAX_TRIES):
+        for _ in range(MAX_TRIES):
             _split_all(base, wanted, splits, progress)
             try:
                 generation = _commit(archive, base, wanted, splits)
@@ -82,7 +81,7 @@ def rebucket(archive: Archive, n_buckets: int | None = None, progress: Progress 
                 return RebucketReport(generation.number, wanted, generation.n_rows)
         for split in splits.values():
             _delete(base, split)
-        raise CommitConflict(f"other writers were first {_MAX_TRIES} times in a row; run it again")
+        raise CommitConflict(f"other writers were first {MAX_TRIES} times in a row; run it again")
 
 
 def _split_all(base: Generation, n_buckets: int, splits: dict[int, _Split], progress: Progress | None) -> None:

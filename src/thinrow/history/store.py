@@ -351,7 +351,7 @@ class HistoryStore:
 
         Raises:
             StoreNotFound: ``folder`` holds no such backup.
-            StoreExists: a store is at ``path``.
+            StoreExists: ``path`` is not empty, and not what a killed restore left.
             CorruptionError: the copy is damaged; nothing was restored that would open.
         """
         with told(Path(path)):

@@ -7,14 +7,34 @@ Worked example: ``commit(2, {"generation": 2, ...})`` writes ``manifests/0000000
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from thinrow.core.errors import CommitConflict, CorruptionError, InputError, ObjectNotFound
 from thinrow.storage.objects import ObjectStore
 from thinrow.storage.sealed import seal, unseal
 
+T = TypeVar("T")
+
 FORMAT = 2
 _MAX_NUMBER = 10**20 - 1
+
+
+#: How often a writer begins again where others are first.
+MAX_TRIES = 20
+
+
+def retried(attempt: Callable[[], T]) -> T:
+    """What ``attempt`` returns, which is called again where another writer was first: ``MAX_TRIES`` times at most.
+
+    Raises:
+        CommitConflict: of the last try.
+    """
+    for _ in range(MAX_TRIES - 1):
+        with suppress(CommitConflict):
+            return attempt()
+    return attempt()
 
 
 class ManifestLog:
