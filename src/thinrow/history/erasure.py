@@ -24,11 +24,11 @@ from thinrow.core.errors import InputError, StoreError
 from thinrow.core.users import Users, as_users, bucket_of, distinct, plain
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.lookup import look_up
+from thinrow.history.buckets import Progress
 from thinrow.history.compact import compact
 from thinrow.history.erase import (
     Buried,
     EventsOf,
-    Progress,
     Retention,
     bury,
     expiring,
