@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -74,6 +74,7 @@ def bulk_ingest(
         return
     assert schema is not None
     buckets = DEFAULT_BUCKETS if options.buckets is None else options.buckets
+    before = {path.name for path in store_path.iterdir()} if store_path.is_dir() else None
     with HistoryStore.create(store_path, schema, buckets, archive=options.archive) as store:
         try:
             _load(store, source, load_id, options)
@@ -81,8 +82,21 @@ def bulk_ingest(
         except InputError as e:
             refused = e
             store.archive.destroy()
-    shutil.rmtree(store_path, ignore_errors=True)
+    _remove(store_path, before)
     raise refused
+
+
+def _remove(store_path: Path, before: set[str] | None) -> None:
+    """Take a store that was just made away again, and nothing else: the folder may hold more (None: it is new)."""
+    from thinrow.history.place import CACHE, forget
+
+    forget(store_path)
+    for name in ("archive", "recent", "loads", CACHE):
+        if name not in (before or ()):
+            shutil.rmtree(store_path / name, ignore_errors=True)
+    if before is None:
+        with suppress(OSError):
+            store_path.rmdir()
 
 
 def _load(store: HistoryStore, source: Any, load_id: str | None, options: BulkOptions) -> None:

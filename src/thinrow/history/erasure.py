@@ -105,7 +105,8 @@ def erase(
         pending = Pending([(plain(u), _ALL) for u in users], arrivals)
         return _report([b for b in _bury(archive, pending, schema, dry_run, progress)])
     last = take_numbers(archive, recent, users)
-    pending = Pending(list(zip([plain(u) for u in users], last.tolist(), strict=True)), arrivals, paths or {})
+    named_users = list(zip([plain(u) for u in users], last.tolist(), strict=True))
+    pending = Pending(named_users, arrivals, paths or {}, also is not None)
     return finish(
         archive, recent, Journal(archive.objects).begin(pending), also=also, grace_s=grace_s, progress=progress
     )
@@ -124,7 +125,17 @@ def finish(
     grace_s: float = GRACE_S,
     progress: Progress | None = None,
 ) -> EraseReport:
-    """Do what is left of an erasure that was begun. Raises as ``erase``."""
+    """Do what is left of an erasure that was begun. Raises as ``erase``.
+
+    Raises:
+        StoreError: it is to clean something else too, and no ``also`` does.
+    """
+    if pending.also and also is None:
+        kept = ", ".join(p for found in pending.paths.values() for p in found) or "what its caller named"
+        raise StoreError(
+            f"an erasure that was cut short is to clean {kept} too; finish it first: store.finish_erasures(also), or "
+            "thinrow erase --resume"
+        )
     schema = archive.pin().schema
     buried = _bury(archive, pending, schema, False, progress)
     whole = as_users([u for u, _ in pending.users], schema.user_kind)

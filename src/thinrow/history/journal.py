@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from thinrow.core.errors import CorruptionError, InputError, ObjectNotFound
 from thinrow.storage.objects import ObjectStore
@@ -17,6 +17,7 @@ from thinrow.storage.sealed import seal, unseal
 
 FORMAT = 1
 _FOLDER = "erasures/"
+_KINDS = ("impressions", "outcomes", "tables")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +27,21 @@ class Pending:
     Attributes:
         users: whole users, and the number up to which each is erased.
         events: users, and the arrivals of theirs that are erased.
-        paths: what else is to be cleaned, by kind: "impressions", "outcomes", "tables".
+        also: whether something else is to be cleaned before it counts as done.
+        paths: of that, by kind: "impressions", "outcomes", "tables"; empty where only the caller knows.
         name: of the journal's object.
     """
 
     users: Sequence[tuple[int | str, int]] = ()
     events: Sequence[tuple[int | str, Sequence[int]]] = ()
     paths: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    also: bool = False
     name: str = ""
+
+    def __post_init__(self) -> None:
+        for kind in self.paths:
+            if kind not in _KINDS:
+                raise InputError(f"paths of kind {kind!r}; the kinds are {', '.join(_KINDS)}")
 
 
 class Journal:
@@ -49,9 +57,10 @@ class Journal:
             "users": [list(u) for u in pending.users],
             "events": [[u, list(a)] for u, a in pending.events],
             "paths": {k: list(v) for k, v in pending.paths.items()},
+            "also": pending.also,
         }
         self._objects.put(name, seal(body, FORMAT, "journal of an erasure"))
-        return Pending(pending.users, pending.events, pending.paths, name)
+        return replace(pending, name=name)
 
     def end(self, pending: Pending) -> None:
         """Forget it: it is done."""
@@ -68,14 +77,7 @@ class Journal:
             try:
                 users = [(u, int(last)) for u, last in body["users"]]
                 events = [(u, [int(a) for a in arrivals]) for u, arrivals in body["events"]]
-                found.append(Pending(users, events, dict(body["paths"]), name))
+                found.append(Pending(users, events, dict(body["paths"]), bool(body["also"]), name))
             except (KeyError, TypeError, ValueError) as e:
                 raise CorruptionError(f"it is no journal of an erasure: {e}", file=name) from e
         return found
-
-
-def check_paths(paths: Mapping[str, Sequence[str]]) -> None:
-    """Raises InputError where a kind of paths is unknown."""
-    for kind in paths:
-        if kind not in ("impressions", "outcomes", "tables"):
-            raise InputError(f"paths of kind {kind!r}; the kinds are impressions, outcomes and tables")

@@ -393,12 +393,14 @@ class HistoryStore:
             InputError: nothing is named, or a user twice over.
             CommitConflict: other writers won twenty times in a row; run it again.
             CorruptionError: a segment with something that is to go is damaged; restore it first.
-            StoreError: a bulk load is unfinished, or a writer that began before is still at work; run it again.
+            StoreError: a bulk load is unfinished, or a writer that began before is still at work; run it again. Or an
+                erasure that was cut short is to clean other logs and tables; finish that one first.
         """
         ids, _ = distinct(as_users(users, self.schema.user_kind))
         if not dry_run:
             refuse_unfinished_loads(self.path / "loads")
-            self.finish_erasures(lambda _: also, grace_s=grace_s)
+            # Who names other logs and tables than the one that was cut short does not clean those.
+            self.finish_erasures(lambda p: also if p.paths == (paths or {}) else None, grace_s=grace_s)
         return erase(
             self.archive,
             self.recent,

@@ -1,9 +1,8 @@
 """Streams of column values as stripe blocks, and group regions of several streams (docs/format/archive-v2.md, 3 and 4).
 
-Worked example: rows ``[7, 7, 7 | 9, 8]`` in two stripes. ``storage/blocks.py``
-gives a constant block of 8 bytes (7) and for
-the second stripe, of 1-byte items, a raw block of 8 bytes; ``interleave`` of this one stream puts before each block a
-header of 12 bytes padded to 16: two chunks of 24 bytes.
+Worked example: rows ``[7, 7, 7 | 9, 8]`` in two stripes. ``encode_fixed`` of ``blocks`` gives a constant block of 8
+bytes (7) and for the second stripe, of 1-byte items, a raw block of 8 bytes; ``interleave`` of this one stream puts
+before each block a header of 12 bytes padded to 16: two chunks of 24 bytes.
 
 Decoding of fixed-width runs is the kernel ``decode_fixed``; here are the checks before it and the decoding of bytes.
 """

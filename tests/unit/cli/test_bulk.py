@@ -48,6 +48,9 @@ def test_bad_input_leaves_no_store(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a\.parquet: user 'user' is null in row 1"):
         ingest(str(tmp_path / "a.parquet"), "--bulk", *create)
     assert not (tmp_path / "s").exists()
+    with pytest.raises(InputError, match="is null in row 1"):
+        ingest(str(tmp_path / "a.parquet"), "--bulk", *create[:-1], str(tmp_path))
+    assert [p.name for p in tmp_path.iterdir()] == ["a.parquet"]
     with pytest.raises(InputError, match="go with --bulk"):
         ingest(str(tmp_path / "a.parquet"), "--memory", "5", *create)
 

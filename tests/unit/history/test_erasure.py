@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from thinrow.core.errors import CorruptionError, Erased, Expired, InputError, VersionMismatch
+from thinrow.core.errors import CorruptionError, Erased, Expired, InputError, StoreError, VersionMismatch
 from thinrow.history.archive.tombstones import ERASED, EXPIRED, TOMBSTONE_DTYPE, WHOLE, Tombstones, intervals, unite
 from thinrow.history.archive.verify import verify_generation
 from thinrow.history.bury import Doomed, bury_bucket
@@ -327,3 +327,26 @@ def test_nothing_to_bury_writes_nothing(store: HistoryStore) -> None:
     none = Tombstones(np.zeros(1, np.int64), np.empty(0, TOMBSTONE_DTYPE))
     burial = bury_bucket(store.pin(), 0, Doomed(np.empty(0, object), none))
     assert burial.written == []
+
+
+def test_an_erasure_that_was_cut_short_is_not_finished_without_what_it_was_to_clean(store: HistoryStore) -> None:
+    cleaned: list[object] = []
+
+    def cut_short(*_: object) -> None:
+        raise OSError("killed")
+
+    with pytest.raises(InputError, match="the kinds are impressions"):
+        store.erase(["a"], also=cut_short, paths={"logs": ["shown"]}, grace_s=0)
+    for paths in ({}, {"tables": ["examples"]}):
+        with pytest.raises(OSError, match="killed"):
+            store.erase(["a"], also=cut_short, paths=paths, grace_s=0)
+        with pytest.raises(StoreError, match="cut short is to clean"):
+            store.erase(["b"], grace_s=0)
+        with pytest.raises(StoreError, match="cut short is to clean"):
+            store.erase(["b"], also=lambda *_: None, paths={"tables": ["others"]}, grace_s=0)
+        with pytest.raises(StoreError, match="finish_erasures"):
+            store.finish_erasures(grace_s=0)
+        cleaned.clear()
+        assert len(store.finish_erasures(lambda p: lambda *_: cleaned.append(p.paths), grace_s=0)) == 1
+        assert cleaned == [paths]
+        assert store.pending_erasures() == []
