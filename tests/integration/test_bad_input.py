@@ -92,11 +92,11 @@ class Shell:
         return self.run("ingest", "in.parquet", "--store", "s", *words)
 
     def files(self) -> dict[str, bytes]:
-        """All bytes of the store, LMDB's lock table left out: opening a store takes a reader's slot in it."""
+        """All bytes of the store but LMDB's lock table, where opening a store takes a slot, and the counts of reads."""
         return {
             str(p.relative_to(self.folder)): p.read_bytes()
             for p in sorted((self.folder / "s").rglob("*"))
-            if p.is_file() and p.name != "lock.mdb"
+            if p.is_file() and p.name != "lock.mdb" and p.parent.name != "usage"
         }
 
     def contents(self) -> list[str]:
@@ -234,7 +234,7 @@ def test_options_that_do_not_fit_the_store(unchanged: Shell) -> None:
     for words, message in (
         (
             ["--schema", "other.toml"],
-            "column 'price' is id 2, trait 'numeric', dtype 'float64', group 'price', nullable",
+            "column 'price' is trait 'numeric', dtype 'float64', group 'price', nullable False, but",
         ),
         (
             ["--user", "who", "--time", "at"],
@@ -433,25 +433,25 @@ def rewrite(path: Path, **envelope: Any) -> None:
 def test_a_newer_format_is_named_and_left_alone(shell: Shell) -> None:
     pq.write_table(pa.table(COLUMNS), "in.parquet")
     newest = max(Path("s/archive/manifests").iterdir())
-    rewrite(newest, format=2)
+    rewrite(newest, format=3)
     files = shell.files()
     for words in COMMANDS:
         line = shell.run(*words, "--store", "s").line()
-        assert f"manifests/{newest.name} has format 2, this thinrow reads up to 1; update thinrow" in line
+        assert f"manifests/{newest.name} has format 3, this thinrow reads up to 2; update thinrow" in line
         assert shell.files() == files
     checked = shell.run("verify", "--store", "s")
     assert checked.status == 1
-    assert "has format 2" in checked.err
+    assert "has format 3" in checked.err
 
 
 def test_a_newer_recent_tier_is_named_and_left_alone(shell: Shell) -> None:
     pq.write_table(pa.table(COLUMNS), "in.parquet")
     with lmdb.open("s/recent", max_dbs=8) as env, env.begin(write=True) as txn:
-        txn.put(b"format", seal(b"format", b"2"), db=env.open_db(b"meta", txn=txn))
+        txn.put(b"format", seal(b"format", b"3"), db=env.open_db(b"meta", txn=txn))
     for words in (*COMMANDS, ["verify"]):
         result = shell.run(*words, "--store", "s")
         assert result.status == 1
-        assert "s/recent has recent format 2, newer than 1; update thinrow" in result.err
+        assert "s/recent has recent format 3, newer than 2; update thinrow" in result.err
         assert "Traceback" not in result.err
 
 
@@ -488,10 +488,11 @@ def test_verify_lists_all_damage_and_what_to_do(shell: Shell) -> None:
     assert any(f"file manifests/{manifest.name}: " in d for d in damage)
     assert any("file s/recent, user 7: " in d or "file s/recent, user 7, " in d for d in damage)
     assert any("file s/recent: " in d and "event ids" in d for d in damage)
-    advice = result.err.splitlines()[-3:]
-    assert advice[0].startswith("what to do next: restore from a copy: ")
-    assert name in advice[0]
-    assert advice[2] == "then run again: thinrow verify --store s"
+    print(result.err)
+    advice = result.err[result.err.index("what to do next") :]
+    assert "restore from a copy: " in advice
+    assert name in advice
+    assert advice.splitlines()[-1] == "then run again: thinrow verify --store s"
     # The same events can still be read where they lie in sound blocks; the damaged ones never come out wrong.
     line = shell.run("read", "7", "--store", "s").line()
     assert "corrupt data (file " in line
@@ -525,7 +526,7 @@ def test_verify_names_files_that_nothing_names(shell: Shell) -> None:
     assert result.status == 0
     assert "1 segment files" in result.out
     assert "0123456789abcdef.seg" in result.out
-    assert "safe to delete" in result.out
+    assert "thinrow gc removes them" in result.out
 
 
 def test_a_wrong_crc_of_the_body_is_found(shell: Shell) -> None:
