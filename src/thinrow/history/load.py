@@ -260,7 +260,7 @@ class _Load:
             done, held = self._done.get(bucket), self._numbers.get(bucket)
         if done is None or held is None:
             return None
-        now = [base.segments[n][1].name for n in base.segments_of(bucket)]
+        now = _files(base, bucket)
         new = [info for info in done.write.segments if info.name not in done.before]
         if now == done.before and self._untouched(*held) and all(self._there(i.name, i.bytes) for i in new):
             return done.write
@@ -323,7 +323,7 @@ class _Load:
         task = BucketTask(base, bucket, parts, n_new, False, parts.has_giants, new_name(bucket))
         write = engine.call(write_bucket, task)
         assert write is not None
-        done = BucketDone([base.segments[i][1].name for i in base.segments_of(bucket)], write)
+        done = BucketDone(_files(base, bucket), write)
         if self._named:
             self._folder.put_bucket(bucket, done)
         else:
@@ -342,6 +342,11 @@ class _Load:
         if self._named:
             self._folder.finish(report)
         return report
+
+
+def _files(base: Generation, bucket: int) -> list[str]:
+    """What a bucket is made of: its segments, and the overlays that a backfill gave them."""
+    return [name for n in base.segments_of(bucket) for name in base.segments[n][1].files]
 
 
 def _offsets(owner: Ints, n: int) -> Ints:

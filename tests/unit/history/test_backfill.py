@@ -258,3 +258,23 @@ def test_a_value_after_a_stripe_of_nulls_is_kept(tmp_path: Path) -> None:
         store.compact()
         assert verify_generation(store.pin()) == []
         assert store.read([0], 10**9).histories.to_jagged("score").to_arrow().to_pylist() == [score]
+
+
+@pytest.mark.parametrize("load_id", [None, "named"])
+def test_a_bulk_load_that_loses_its_commit_to_a_backfill_keeps_the_values(
+    store: HistoryStore, monkeypatch: pytest.MonkeyPatch, load_id: str | None
+) -> None:
+    items, real = list(range(0, N, 3)), store.archive.commit
+
+    def commit(*args: Any, **named: Any) -> Any:
+        monkeypatch.setattr(store.archive, "commit", real)
+        store.backfill("score", keyed(items, "score"))
+        return real(*args, **named)
+
+    monkeypatch.setattr(store.archive, "commit", commit)
+    more = events(N + 40, 4_000)
+    for name in ADDED:
+        more = more.append_column(name, pa.nulls(len(more)))
+    store.bulk_load(more, load_id=load_id)
+    check(store, {"score": {i: VALUES["score"](i) for i in items}})
+    assert verify_generation(store.pin()) == []
