@@ -15,20 +15,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thinrow.dpp import loader
     from thinrow.examples import ExampleTable
+    from thinrow.history.erase import EventsOf, Retention
     from thinrow.history.reconstruct import reconstruct
     from thinrow.history.store import HistoryStore
-    from thinrow.schema import EventSchema, ExampleSchema, FieldSpec, HistoryVersion, Projection
+    from thinrow.schema import ColumnSpec, EventSchema, ExampleSchema, FieldSpec, HistoryVersion, Projection, Trait
 
     create, open_store = HistoryStore.create, HistoryStore.open
 
 __version__ = "0.1.0"
 
 _WHERE = {
+    "ColumnSpec": "schema",
     "EventSchema": "schema",
     "ExampleSchema": "schema",
     "FieldSpec": "schema",
     "HistoryVersion": "schema",
     "Projection": "schema",
+    "Trait": "schema",
+    "EventsOf": "history.erase",
+    "Retention": "history.erase",
     "HistoryStore": "history.store",
     "reconstruct": "history.reconstruct",
     "ExampleTable": "examples",
@@ -36,13 +41,17 @@ _WHERE = {
 }
 
 __all__ = [
+    "ColumnSpec",
     "EventSchema",
+    "EventsOf",
     "ExampleSchema",
     "ExampleTable",
     "FieldSpec",
     "HistoryStore",
     "HistoryVersion",
     "Projection",
+    "Retention",
+    "Trait",
     "create",
     "loader",
     "open_store",

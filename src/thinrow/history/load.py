@@ -44,7 +44,6 @@ from thinrow.history.bulk.state import BucketDone, LoadFolder, load_folder
 from thinrow.history.engines import BucketEngine
 from thinrow.history.recent.tier import RecentTier
 from thinrow.jagged import Events
-from thinrow.jagged.column import concat_columns
 from thinrow.storage.manifest import retried
 
 MEMORY_BYTES = 1 << 30
@@ -355,15 +354,4 @@ def _offsets(owner: Ints, n: int) -> Ints:
 
 def _joined(parts: list[Events]) -> Events | None:
     """Events of users that ascend over the parts; None where there are none."""
-    if not any(len(p) for p in parts):
-        return None
-    lengths = np.concatenate([p.lengths for p in parts])
-    users: npt.NDArray[Any] = np.concatenate([p.users for p in parts])
-    return Events(
-        users,
-        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        np.concatenate([p.event_ts for p in parts]),
-        np.concatenate([p.arrival for p in parts]),
-        np.concatenate([p.hidden_from for p in parts]),
-        {n: concat_columns([p.columns[n] for p in parts]) for n in parts[0].columns},
-    )
+    return Events.concat(parts) if any(len(p) for p in parts) else None

@@ -82,6 +82,7 @@ class Pins:
         self._lock = threading.Lock()
         self._own: dict[str, Pin] = {}
         self._stop: threading.Event | None = None
+        self._pid = os.getpid()
         self._renewed: Callable[[], None] = lambda: None
 
     def on_renewal(self, call: Callable[[], None]) -> None:
@@ -99,6 +100,9 @@ class Pins:
         pin = Pin(self, PinRecord(number, who, writes, now, now + self.lease_ms))
         self.objects.put(pin.name, seal(pin.record.body(), FORMAT, "pin"))
         with self._lock:
+            if self._pid != os.getpid():
+                # Neither the thread nor the pins of the process that this one was forked from are its own.
+                self._pid, self._own, self._stop = os.getpid(), {}, None
             self._own[pin.name] = pin
             if self._stop is None:
                 self._stop = threading.Event()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -380,3 +383,30 @@ def test_without_holders_revocation_waits_for_nobody() -> None:
     assert named(objects, "segments/") == ["2.seg"]
     with pytest.raises((Erased, ObjectNotFound)):
         old.users()
+
+
+_FORKS = """
+import os, sys, time
+from thinrow.storage.objects import LocalObjects
+from thinrow.storage.pins import Pins
+pins = Pins(LocalObjects(sys.argv[1]), lease_ms=600, skew_ms=0)
+first = pins.take(1)
+child = os.fork()
+if child == 0:
+    second = pins.take(2)
+    ends = second.record.expires_ms
+    for _ in range(1000):
+        if second.record.expires_ms > ends:
+            os._exit(0)
+        time.sleep(0.01)
+    os._exit(1)
+first.release()
+print(os.waitpid(child, 0)[1], [p.number for p in pins.live() if p.number == 1])
+"""
+
+
+def test_a_forked_process_renews_its_own_pins_alone(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "0 []\n"

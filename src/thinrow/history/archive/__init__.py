@@ -1,1 +1,1 @@
-"""The immutable tier: segments, generations, compaction and verification (docs/format/archive-v2.md)."""
+"""The immutable tier: segments, generations, tombstones and verification (docs/format/archive-v2.md)."""
