@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from thinrow.core.errors import InputError, SchemaError, StoreError
+from thinrow.history import load
+from thinrow.history.archive.generation import Archive
 from thinrow.history.archive.layout import stored_columns
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.verify import verify_generation
 from thinrow.history.archive.window import read_everything
+from thinrow.history.bulk import source
 from thinrow.history.store import HistoryStore
 from thinrow.schema import EventSchema
 from thinrow.storage import objects
@@ -155,6 +159,39 @@ def test_bad_rows_are_named_before_anything_changes(tmp_path: Path) -> None:
             store.bulk_load(tmp_path / "nowhere")
         (files / "9.parquet").unlink()
         assert store.bulk_load(files).events == 380
+
+
+def test_what_a_killed_load_has_written_is_no_garbage_once_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "_LEAST_MEMORY", 0)
+    monkeypatch.setattr(source, "CHUNK_ROWS", 50)
+    write_bucket = load._Load._write_bucket
+    path, n = tmp_path / "events.parquet", 400
+    pq.write_table(pa.table({"user": np.arange(n) % 20, "ts": np.arange(n), "item": np.arange(n)}), path)
+
+    def stopped(self: Any, base: Any, bucket: int, runs: Any) -> Any:
+        if bucket:
+            while self._folder.bucket(0) is None:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+        return write_bucket(self, base, bucket, runs)
+
+    def beside_a_collector(self: Any, base: Any, bucket: int, runs: Any) -> Any:
+        assert bucket, "the bucket that was written is taken as it is"
+        Archive(objects.LocalObjects(tmp_path / "store" / "archive")).collect_garbage()
+        return write_bucket(self, base, bucket, runs)
+
+    with HistoryStore.create(tmp_path / "store", SCHEMA, 2, sync=False) as store:
+        monkeypatch.setattr(load._Load, "_write_bucket", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            store.bulk_load(path, memory_bytes=2_000)
+        (segment,) = (tmp_path / "store" / "archive" / "segments").rglob("*.seg")
+        long_ago = time.time() - 7_200
+        os.utime(segment, (long_ago, long_ago))
+        monkeypatch.setattr(load._Load, "_write_bucket", beside_a_collector)
+        assert store.bulk_load(path, memory_bytes=2_000).events == n
+        assert verify_generation(store.pin()) == []
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

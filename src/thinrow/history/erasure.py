@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from thinrow.core.clock import system_clock
-from thinrow.core.errors import InputError, StoreError
+from thinrow.core.errors import InputError, ObjectNotFound, StoreError
 from thinrow.core.users import Users, as_users, bucket_of, distinct, plain
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.lookup import look_up
@@ -297,6 +297,10 @@ def _left(archive: Archive, since: int, suspects: set[str]) -> list[str]:
     left += [f"a file of {who}" for number, who, writes in archive.holders() if writes and number < since]
     if left:
         return left
-    named = {name for log in logs for number in log.list() for name in strings_of(log.load(number))}
+    try:
+        named = {name for log in logs for number in log.list() for name in strings_of(log.load(number))}
+    except ObjectNotFound as e:
+        # Another process collects, too: look again.
+        return [str(e)]
     there = {name for folder in FOLDERS for name in archive.objects.list(folder)}
     return sorted(there & (suspects - named))

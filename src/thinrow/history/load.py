@@ -142,17 +142,14 @@ class _Load:
         if committed is not None:
             return committed
         runs = self._read(base.n_buckets)
-        with self._options.alone:
+        # What is written from here on is no garbage, however long it takes; nor is what an earlier try has written.
+        since_ms = 0 if self._named else None
+        with self._options.alone, self._archive.writing("a bulk load", since_ms=since_ms):
             try:
-                return retried(lambda: self._attempt(runs))
+                return retried(lambda: self._write(self._archive.pin(), runs))
             except CommitConflict:
                 self._abandon(self._archive.pin())
                 raise
-
-    def _attempt(self, runs: list[Run]) -> CompactReport:
-        # What is written from here on is no garbage, however long it takes.
-        with self._archive.writing("a bulk load") as base:
-            return self._write(base, runs)
 
     def _committed(self) -> CompactReport | None:
         """The end of a load that was killed after its commit."""

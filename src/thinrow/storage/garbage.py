@@ -21,9 +21,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from thinrow.core.errors import InputError, ObjectNotFound
+from thinrow.core.errors import InputError, ObjectNotFound, StoreError
 from thinrow.storage.manifest import ManifestLog
-from thinrow.storage.objects import Entry, ObjectStore
+from thinrow.storage.objects import Entry, ObjectStore, each
 from thinrow.storage.pins import Pins
 
 #: Folders of objects that manifests name.
@@ -155,6 +155,20 @@ def _orphans(
     # With no grace at all, what was written in this very millisecond goes too.
     before = _before(grace_ms, since_ms, now_ms) + (not grace_ms and since_ms is None)
     return (e for e in entries if e.name not in named and e.modified_ms < before)
+
+
+def files_of(body: Any) -> set[str]:
+    """The files that a manifest, or a part of one, names."""
+    return {s for s in strings_of(body) if s.startswith(FOLDERS)}
+
+
+def require_files(objects: ObjectStore, names: Collection[str]) -> None:
+    """Raises StoreError where one of the files that are about to be committed is gone: their writer stood still for
+    longer than its pin, and they were collected."""
+    try:
+        each(objects, objects.size, sorted(names))
+    except ObjectNotFound as e:
+        raise StoreError(f"nothing was committed, for what was written was collected meanwhile ({e}); run again") from e
 
 
 def strings_of(value: Any) -> Iterator[str]:

@@ -40,7 +40,7 @@ class PinRecord:
         number: the generation; of a writer, the one that its work is based on.
         holder: who, for people.
         writes: whether the holder is writing objects that it has not committed yet.
-        taken_ms: when it was taken, ms since 1970 by the holder's clock.
+        taken_ms: when it was taken, ms since 1970 by the holder's clock; a writer's holds what was written since then.
         expires_ms: when it ends unless it is renewed (exclusive).
     """
 
@@ -89,15 +89,18 @@ class Pins:
         """Call this after each renewal, on the thread that renews."""
         self._renewed = call
 
-    def take(self, number: int, holder: str = "", writes: bool = False) -> Pin:
+    def take(self, number: int, holder: str = "", writes: bool = False, *, since_ms: int | None = None) -> Pin:
         """Pin generation ``number``. Whether it is there still, the caller must look afterwards.
+
+        Args:
+            since_ms: a writer's pin holds what was written since then; since now by default.
 
         Raises:
             StoreError: the store takes no writes.
         """
         now = self.clock()
         who = holder or f"process {os.getpid()} on {socket.gethostname()}"
-        pin = Pin(self, PinRecord(number, who, writes, now, now + self.lease_ms))
+        pin = Pin(self, PinRecord(number, who, writes, now if since_ms is None else since_ms, now + self.lease_ms))
         self.objects.put(pin.name, seal(pin.record.body(), FORMAT, "pin"))
         with self._lock:
             if self._pid != os.getpid():

@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 
 from thinrow.core.clock import system_clock
-from thinrow.core.errors import CommitConflict, Erased, InputError, ObjectNotFound, StoreExists, StoreNotFound
+from thinrow.core.errors import (
+    CommitConflict,
+    Erased,
+    InputError,
+    ObjectNotFound,
+    StoreError,
+    StoreExists,
+    StoreNotFound,
+)
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.hides import Hides
 from thinrow.history.archive.layout import SegmentInfo
@@ -229,8 +237,10 @@ def test_a_number_that_was_taken_never_comes_free() -> None:
         clock.ahead_ms = 100_000
         opened(objects, clock).collect_garbage(keep=1, grace_s=0)
         assert archive.numbers() == [4]
-        with pytest.raises(CommitConflict):
+        with pytest.raises(StoreError, match="collected meanwhile"):
             slow.commit(base, {0: [info]}, "late")
+        with pytest.raises(CommitConflict):
+            slow.commit(base, {}, "late")
     assert archive.numbers() == [4]
     check(archive, 4, 3)
 
@@ -310,6 +320,41 @@ def test_a_writer_at_any_moment_of_a_collection() -> None:
     """What a writer writes and commits while garbage is collected is there afterwards, under a number of its own."""
     for at, later in itertools.product(range(collector_calls()), (1, 2, 5, 100)):
         write_during_a_collection(at, later)
+
+
+def test_a_writer_that_stood_still_for_longer_than_its_pin_commits_nothing_that_is_gone() -> None:
+    for call in itertools.count():
+        objects, clock = Interrupted(), Clock()
+        writer = created(objects, clock)
+        with writer.writing() as base:
+            written = segment(writer, 1)
+            clock.ahead_ms = 61_000
+            collector = opened(objects, clock)
+            objects.arm(call, lambda c=collector: c.collect_garbage(keep=1, grace_s=0))
+            refused = None
+            try:
+                writer.commit(base, {0: [written]}, "late")
+            except StoreError as e:
+                refused = e
+            met = objects.at == -1
+        newest = opened(objects).pin()
+        assert {info.name for _, info in newest.segments} <= set(objects.list("segments/"))
+        assert newest.number == (2 if refused is None else 1)
+        if call == 0:
+            assert "run again" in str(refused)
+        if not met:
+            assert refused is None
+            return
+
+
+def test_a_writer_may_build_on_what_was_written_long_before() -> None:
+    objects, clock = MemoryObjects(), Clock()
+    writer = created(objects, clock)
+    written = segment(writer, 1)
+    clock.ahead_ms = 10 * 3_600_000
+    with writer.writing(since_ms=0) as base:
+        assert opened(objects, clock).collect_garbage(keep=1, grace_s=0).objects == ()
+        assert writer.commit(base, {0: [written]}, "resumed").number == 2
 
 
 def test_a_collector_that_is_killed_at_any_moment() -> None:

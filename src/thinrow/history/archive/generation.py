@@ -28,6 +28,7 @@ from thinrow.core.errors import (
     Erased,
     InputError,
     ObjectNotFound,
+    StoreError,
     StoreExists,
     StoreNotFound,
 )
@@ -48,7 +49,7 @@ from thinrow.history.archive.tombstones import (
 )
 from thinrow.schema import EventSchema, Projection, SchemaChange
 from thinrow.schema.evolution import schema_at
-from thinrow.storage.garbage import Garbage, collect
+from thinrow.storage.garbage import Garbage, collect, files_of, require_files
 from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import ObjectStore, each
 from thinrow.storage.pages import PageCache
@@ -323,6 +324,7 @@ class Archive:
         self._void_below = 0
         self._holds: dict[int, tuple[Pin, int]] = {}
         self._holding = threading.Lock()
+        self._writers: set[Pin] = set()
         self._alive: weakref.WeakSet[Generation] = weakref.WeakSet()
         self._counting = threading.Lock()
         self._lock = threading.Lock()
@@ -423,21 +425,23 @@ class Archive:
                     pin.release()
 
     @contextmanager
-    def writing(self, holder: str = "") -> Iterator[Generation]:
-        """The newest generation, to build on: until the context ends, nothing that is written is taken for garbage.
+    def writing(self, holder: str = "", *, since_ms: int | None = None) -> Iterator[Generation]:
+        """The newest generation, to build on: while the context lasts, what is written (since ``since_ms``) is kept.
 
         Raises:
             StoreNotFound: the archive has no generation.
         """
         while True:
             base = self.pin()
-            pin = self._pins.take(base.number, holder, writes=True)
+            pin = self._pins.take(base.number, holder, writes=True, since_ms=since_ms)
             if self._log.floor() <= base.number:
                 break
             pin.release()
+        self._writers.add(pin)
         try:
             yield base
         finally:
+            self._writers.discard(pin)
             pin.release()
 
     def holders(self) -> list[tuple[int, str, bool]]:
@@ -544,19 +548,29 @@ class Archive:
         carried: Mapping[str, Any] | None = None,
         n_buckets: int | None = None,
     ) -> Generation:
-        """Commit base + 1 with the segment lists of the ``changed`` buckets replaced, and the entries ``carried``.
-
-        Where ``n_buckets`` is another number than that of ``base``, ``changed`` has all buckets.
+        """Commit base + 1 with the segment lists of the ``changed`` buckets replaced (of all, where ``n_buckets`` is
+        not that of ``base``), and the entries ``carried``.
 
         Raises:
             CommitConflict: another writer committed that number first.
+            StoreError: this process stood still for longer than its pin, and what it wrote was collected.
         """
         n_buckets = n_buckets or base.n_buckets
         lists = [[base.segments[i][1] for i in base.segments_of(b)] for b in range(n_buckets)]
         for bucket, infos in changed.items():
             lists[bucket] = list(infos)
         entries = {**base.carried, **(carried or {})}
+        new = {name for infos in lists for info in infos for name in info.files} | files_of(entries)
+        new -= {name for _, info in base.segments for name in info.files} | files_of(base.carried)
+        require_files(self.objects, new)
         self._put(base.number + 1, schema or base.schema, n_buckets, lists, note, entries)
+        if not all(pin.valid for pin in list(self._writers)):
+            try:
+                require_files(self.objects, new)
+            except StoreError:
+                if self._log.is_newest(base.number + 1):
+                    self._log.drop(base.number + 1)
+                raise
         return self.pin()
 
     def _put(
@@ -581,5 +595,5 @@ class Archive:
 
 
 def reopen(objects: ObjectStore, number: int) -> Generation:
-    """Generation ``number`` of the archive in ``objects``. Raises ObjectNotFound where there is none."""
+    """Generation ``number`` of the archive in ``objects``. Raises ObjectNotFound."""
     return Archive(objects).generation(number)
