@@ -207,8 +207,9 @@ def test_misuse_is_refused(table: ExampleTable, tmp_path: Path) -> None:
         ExampleTable.open(tmp_path / "nowhere")
     with pytest.raises(StoreNotFound, match="'other'"):
         ExampleTable.open(table.path, "other")
-    with pytest.raises(SchemaError, match=r"bucket\[4\].*archive 8"):
-        ExampleTable.open(table.path, n_buckets=8)
+    with pytest.raises(SchemaError, match=r"bucket\[4\].*archive 6 buckets, which is no multiple"):
+        ExampleTable.open(table.path, n_buckets=6)
+    assert ExampleTable.open(table.path, n_buckets=8).n_buckets == 4
     with pytest.raises(InputError, match="n_buckets=0"):
         _create(tmp_path / "u", n_buckets=0)
     with pytest.raises(InputError, match=r"bucket 4 is not in \[0, 4\)"):
