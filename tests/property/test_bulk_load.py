@@ -134,3 +134,28 @@ def test_a_bulk_load_is_an_append_and_a_compaction(
                 store.compact(full=True)
             assert content(b) == content(a)
             assert not [p for p in (folder / "b" / "loads").rglob("*") if p.suffix == ".arrow"]
+
+
+@pytest.mark.parametrize("change", ["nothing", "evolve", "rebucket"])
+def test_a_load_that_was_killed_after_its_commit_is_not_done_again(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of(np.random.default_rng(0), 40, "int64", 4, False)
+    with HistoryStore.create(tmp_path / "s", schema_of("int64", False), 2, sync=False) as store:
+        real = store.archive.commit
+
+        def commit(*args: Any, **named: Any) -> None:
+            real(*args, **named)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(store.archive, "commit", commit)
+        with pytest.raises(KeyboardInterrupt):
+            store.bulk_load(table, load_id="x")
+        monkeypatch.undo()
+        if change == "evolve":
+            store.evolve(widen={"price": "float64"})
+        if change == "rebucket":
+            store.rebucket()
+        for _ in range(2):
+            assert store.bulk_load(table, load_id="x").events == 40
+            assert store.pin().n_rows == 40

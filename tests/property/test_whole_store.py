@@ -30,6 +30,11 @@ from thinrow.core.errors import (
     ThinrowError,
 )
 from thinrow.core.units import NEVER
+from thinrow.dpp import loader
+from thinrow.examples.joiner import join_logs
+from thinrow.examples.log import ImpressionLog, OutcomeLog
+from thinrow.examples.records import Impressions
+from thinrow.examples.table import ExampleTable
 from thinrow.history import backfill, buckets, bury, compact, erase, load, rebucket
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.layout import EVENT_ID, stored_columns
@@ -45,8 +50,10 @@ from thinrow.history.requests import RequestBatch
 from thinrow.schema import EventSchema, Projection
 from thinrow.storage.garbage import FOLDERS, strings_of
 from thinrow.storage.manifest import ManifestLog
-from thinrow.testing.store_model import Fact, Logged, cut, exact, shown
+from thinrow.testing.store_model import Fact, Logged, cut, exact
+from thinrow.testing.store_model import shown as shown_value
 from thinrow.testing.store_steps import Steps
+from thinrow.testing.world import EXAMPLES
 
 Step = tuple[str, int]
 
@@ -171,15 +178,20 @@ class Play(Steps):
 
     # -- checks --
 
-    def projection(self, rng: np.random.Generator, schema: EventSchema) -> Projection:
-        columns = groups = None
+    def projection(self, rng: np.random.Generator, schema: EventSchema, *, coded: bool = True) -> Projection:
+        columns = groups = max_len = horizon = None
         if rng.random() < 0.5:
             columns = tuple(c.name for c in schema.columns if rng.random() < 0.5)
             groups = tuple(g for g in schema.groups if rng.random() < 0.3)
-        max_len = int(rng.integers(1, 12)) if rng.random() < 0.6 else None
-        if max_len is not None and rng.random() < 0.4:
-            return Projection(columns, groups, max_len, align=int(rng.integers(1, max_len + 1)))
-        return Projection(columns, groups, max_len, int(rng.integers(0, 50)) if rng.random() < 0.3 else None)
+        if rng.random() < 0.6:
+            max_len = int(rng.integers(1, 12))
+        align = int(rng.integers(1, max_len + 1)) if max_len is not None and rng.random() < 0.4 else 1
+        if align == 1 and rng.random() < 0.3:
+            horizon = int(rng.integers(0, 50))
+        plain = Projection(columns, groups, max_len, horizon, align)
+        single = [c for c in plain.resolve(schema) if not c.ragged and not c.size and not c.dtype.startswith("float")]
+        codes = tuple(c.name for c in single if coded and rng.random() < 0.2)
+        return Projection(columns, groups, max_len, horizon, align, codes)
 
     def same(
         self,
@@ -197,7 +209,7 @@ class Play(Steps):
         assert set(histories.events.columns) == {c.name for c in specs}
         for spec in specs:
             got = [[exact(v) for v in row] for row in histories.to_jagged(spec.name).to_arrow().to_pylist()]
-            assert got == [[shown(values_of(f), spec) for f in facts] for facts in want], spec
+            assert got == [[shown_value(values_of(f), spec) for f in facts] for facts in want], spec
 
     def check_requests(
         self,
@@ -304,7 +316,7 @@ class Play(Steps):
             assert ids == [f.event_id for u in users for f in model.alive(u) if f.archived]
 
     def check_arrow(self, rng: np.random.Generator) -> None:
-        model, projection = self.model, self.projection(rng, self.model.schema)
+        model, projection = self.model, self.projection(rng, self.model.schema, coded=False)
         at = int(rng.integers(0, 70)) if projection.horizon_ms is not None or rng.random() < 0.5 else None
         rows = int(rng.integers(1, 20))
         alone = bool(rng.random() < 0.5)
@@ -328,7 +340,7 @@ class Play(Steps):
             facts = cut(facts, at or 0, projection)
             if facts:
                 specs = projection.resolve(model.schema)
-                want[user] = [(f.ts, f.arrival, *(shown(f.values, c) for c in specs)) for f in facts]
+                want[user] = [(f.ts, f.arrival, *(shown_value(f.values, c) for c in specs)) for f in facts]
         assert got == want, (alone, projection, at)
 
     def check_files(self, rng: np.random.Generator) -> None:
@@ -447,3 +459,54 @@ def test_many_programs(tmp_path: Path) -> None:
             run(seed, program(seed, 40), tmp_path / str(seed))
         except Exception as e:
             raise AssertionError(f"program {seed}") from e
+
+
+class Trained(Play):
+    """Each request is logged as an impression; at the end they are joined and read as training examples."""
+
+    def snapshot(self, rng: np.random.Generator) -> None:
+        super().snapshot(rng)
+        batch = self.model.logged[-1].batch
+        ids = self.model.logged[-1].serial * 10 + np.arange(len(batch))
+        shown = {"item": [[1, 2]] * len(batch), "brand": [["a", "b"]] * len(batch)}
+        log = ImpressionLog(self.folder / "shown", self.store.schema, EXAMPLES)
+        log.append(Impressions.of(EXAMPLES, ids, batch, candidates=shown, context={"city": ["x"] * len(batch)}))
+
+    def train(self) -> None:
+        schema, seen = self.store.schema, {}
+        for logged in self.model.logged:
+            seen |= {logged.serial * 10 + i: facts for i, facts in enumerate(logged.seen)}
+        shown = ImpressionLog(self.folder / "shown", schema, EXAMPLES)
+        bought, folder = OutcomeLog(self.folder / "bought"), self.folder / "examples"
+        with ExampleTable.create(folder, event_schema=schema, example_schema=EXAMPLES, n_buckets=1) as table:
+            join_logs(shown, bought, table, 10**6)
+            for policy in ("skip", "shorten"):
+                got = {}
+                batches = loader(self.store, table, batch_rows=7, base_rows=4, block=2, threads=1, on_missing=policy)
+                for batch in batches:
+                    arrivals = batch.histories.to_jagged("arrival").to_arrow().to_pylist()
+                    columns = {
+                        c: [[exact(v) for v in row] for row in batch.histories.to_jagged(c.name).to_arrow().to_pylist()]
+                        for c in schema.columns
+                    }
+                    for i, request in enumerate(batch.request_id.tolist()):
+                        got[request] = arrivals[i], {c: rows[i] for c, rows in columns.items()}
+                kept = {r: f for r, f in seen.items() if policy == "shorten" or not any(x.gone for x in f)}
+                left = {r: [x for x in facts if not x.gone] for r, facts in kept.items()}
+                want = {}
+                for r, facts in left.items():
+                    columns = {c: [shown_value(f.values, c) for f in facts] for c in schema.columns}
+                    want[r] = [f.arrival for f in facts], columns
+                assert got == want
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_requests_come_back_as_training_examples(seed: int, tmp_path: Path) -> None:
+    play = Trained(seed, tmp_path)
+    try:
+        for step in [("append", 1), ("snapshot", 1), *program(seed, 30)]:
+            if step[0] not in ("redact", "restore", "killed"):
+                play.do(step)
+        play.train()
+    finally:
+        play.close()

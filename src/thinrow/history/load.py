@@ -135,12 +135,13 @@ class _Load:
             return CompactReport(**done)
         base = self._archive.pin()
         job = {"load": self._options.load_id, "schema": self._schema.to_dict(), "n_buckets": base.n_buckets}
-        if self._named and self._folder.get("job") != job:
-            self._folder.clear()
-            self._folder.put("job", job)
         committed = self._committed()
         if committed is not None:
             return committed
+        # Of another schema, or number of buckets, only a load that was committed is of use.
+        if self._named and self._folder.get("job") != job:
+            self._folder.clear()
+            self._folder.put("job", job)
         runs = self._read(base.n_buckets)
         # What is written from here on is no garbage, however long it takes; nor is what an earlier try has written.
         since_ms = 0 if self._named else None
