@@ -240,7 +240,7 @@ def test_options_that_do_not_fit_the_store(unchanged: Shell) -> None:
             ["--user", "who", "--time", "at"],
             "event_id_column is None, but 'line' in the store at s; leave the schema out",
         ),
-        (["--buckets", "3"], "--buckets 3, but the store at s has 2 for good; leave it out"),
+        (["--buckets", "3"], "--buckets 3, but the store at s has 2; leave it out"),
         (["--schema", "schema.toml", "--user", "who"], "--schema names the columns already; leave out --user"),
     ):
         assert message in unchanged.ingest(COLUMNS, "--create", *words).line()

@@ -19,6 +19,10 @@ def command(folder: Path, store_path: Path, keep: int | None) -> None:
     Files that never change are copied once for all backups in a folder. Logs and tables that are in the store's
     directory are copied too. Safe to kill: a backup is there whole or not at all. Check it with `thinrow verify --store
     FOLDER`, use it with `thinrow restore`.
+
+    \b
+    Example:
+      thinrow backup /mnt/other/copies --store S --keep 7
     """
     from thinrow.core.units import format_bytes
     from thinrow.history.store import HistoryStore

@@ -102,6 +102,7 @@ def _remove(store_path: Path, before: set[str] | None) -> None:
 def _load(store: HistoryStore, source: Any, load_id: str | None, options: BulkOptions) -> None:
     from thinrow.history.load import MEMORY_BYTES
 
+    before = store.pin().number
     with _bars() as progress:
         report = store.bulk_load(
             source,
@@ -111,7 +112,8 @@ def _load(store: HistoryStore, source: Any, load_id: str | None, options: BulkOp
             engine=cast("EngineName", options.engine or "local"),
             progress=progress,
         )
-    click.echo(f"generation {report.generation}: {report.events} events loaded into {report.segments} segments")
+    when = "loaded" if report.generation > before else "were loaded before,"
+    click.echo(f"generation {report.generation}: {report.events} events {when} into {report.segments} segments")
     if options.then_compact:
         with progress_bar("compact") as bar:
             done = store.compact(progress=bar)

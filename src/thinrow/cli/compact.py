@@ -16,6 +16,10 @@ def command(store_path: Path, full: bool) -> None:
     """Move recent events into a new generation of the archive.
 
     Readers of the old generation are not disturbed. Safe to kill at any moment, and to repeat.
+
+    \b
+    Example, as a daily job:
+      thinrow compact --store S && thinrow gc --store S
     """
     from thinrow.history.store import HistoryStore
 

@@ -37,13 +37,15 @@ grace_option = click.option(
 @store_option
 @click.option("--event-id", "event_ids", multiple=True, help="Only this event of the one user. May be repeated.")
 @click.option("--arrival", "arrivals", multiple=True, type=int, help="Only the event with this arrival number.")
-@click.option("--since", help="Only events of the one user from this time on (inclusive).")
-@click.option("--until", help="Only events of the one user up to this time (inclusive).")
+@click.option("--since", help="Only events of the one user from this time on (inclusive): ms or ISO 8601.")
+@click.option("--until", help="Only events of the one user up to this time (inclusive): ms or ISO 8601.")
 @impressions_option
 @outcomes_option
 @table_option
 @click.option("--resume", is_flag=True, help="Only finish erasures that were cut short.")
-@click.option("--dry-run", is_flag=True, help="Say how many archived events would go; change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Say how many events would go, of single ones those archived; change nothing."
+)
 @grace_option
 def command(
     users: tuple[str, ...],
@@ -62,7 +64,13 @@ def command(
     """Erase USERS, or some events of one user, from a store and from the logs and tables that are named.
 
     Afterwards no file of theirs holds anything of what was erased. Requests that saw it resolve to `Erased`. Safe
-    beside everything else, and to kill at any moment: the same command, or --resume, goes on.
+    beside everything else, and to kill at any moment: the same command, or --resume, goes on. Backups, exports and
+    other copies are yours to clean.
+
+    \b
+    Examples:
+      thinrow erase 42 43 --store S --impressions shown --outcomes clicks --table examples
+      thinrow erase 42 --store S --since 2024-05-01 --until 2024-05-31
     """
     from thinrow.history.store import HistoryStore
 

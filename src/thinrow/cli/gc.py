@@ -25,6 +25,11 @@ def command(store_path: Path, keep: int, grace_s: float, dry_run: bool) -> None:
     needed; and what killed writers left.
 
     Safe beside readers and writers, and to kill at any moment.
+
+    \b
+    Examples:
+      thinrow gc --store S                      what was replaced an hour ago or more, but for the last
+      thinrow gc --store S --keep 1 --grace 0   all that nobody reads
     """
     from thinrow.core.errors import StoreNotFound
     from thinrow.core.units import format_bytes
@@ -40,5 +45,7 @@ def command(store_path: Path, keep: int, grace_s: float, dry_run: bool) -> None:
         f"{'would remove' if dry_run else 'removed'} {len(report.generations)} generations and "
         f"{len(report.objects)} files, {format_bytes(report.bytes)}"
     )
+    if not report.generations and len(left := archive.numbers()) > keep:
+        click.echo(f"{len(left)} generations stay: replaced within --grace {grace_s:g} seconds, or held")
     for number, holder, writes in archive.holders():
         click.echo(f"generation {number} is held by {holder}" + (", which writes" if writes else ""))

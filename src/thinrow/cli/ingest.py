@@ -35,7 +35,7 @@ _CHUNK_EVENTS = 65_536
 @click.option("--event-id", help="Without --schema: the column of event ids (appends become idempotent).")
 @click.option("--supersedes", help="Without --schema: the column with the id of the event that this one corrects.")
 @click.option("--arrival-time", help="Without --schema: the column that says when an event became known.")
-@click.option("--buckets", type=int, help="With --create: number of buckets, for good.  [default: 16]")
+@click.option("--buckets", type=int, help="With --create: number of buckets; rebucket multiplies it.  [default: 16]")
 @click.option("--archive", help="Keep the archive in a bucket: s3://BUCKET/PREFIX?endpoint=URL&region=NAME.")
 @click.option("--compact/--no-compact", "then_compact", default=False, help="Compact afterwards.")
 @click.option("--bulk", is_flag=True, help="Straight into the archive; FILES may be larger than memory, or folders.")
@@ -149,7 +149,9 @@ def _require_same(store: HistoryStore, path: Path, schema: EventSchema | None, b
 
     held = store.pin()
     if buckets is not None and buckets != held.n_buckets:
-        raise InputError(f"--buckets {buckets}, but the store at {path} has {held.n_buckets} for good; leave it out")
+        raise InputError(
+            f"--buckets {buckets}, but the store at {path} has {held.n_buckets}; leave it out (rebucket changes it)"
+        )
     if schema is None:
         return
     own = f"in the store at {path}; leave the schema out to use its own"
@@ -198,7 +200,10 @@ def _append(store: HistoryStore, events: CheckedEvents, then_compact: bool) -> N
         if done:
             click.echo(f"the first {done} of {len(events)} events are in the store, the others are not", err=True)
         raise
-    click.echo(f"{appended} events appended, {len(events) - appended} known already")
+    if store.schema.event_id is None:
+        click.echo(f"{appended} events appended; they have no ids, so the same files again would append them again")
+    else:
+        click.echo(f"{appended} events appended, {len(events) - appended} known already")
     if then_compact:
         with progress_bar("compact") as progress:
             report = store.compact(progress=progress)

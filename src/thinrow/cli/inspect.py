@@ -144,14 +144,14 @@ def _codec(codec: int, stripes: int, size: int | None) -> str:
 def _print_events(out: Console, taken: Snapshot, newest: int) -> None:
     from rich.table import Table
 
-    from thinrow.cli.read import flat_table
+    from thinrow.cli.read import flat_table, plain_rows
     from thinrow.history.reconstruct import reconstruct
     from thinrow.schema import Projection
 
     events = flat_table(reconstruct(taken.generation, taken.requests, Projection(max_len=newest)).histories)
     out.print(f"newest {events.num_rows} events:")
     shown = Table(*events.column_names[1:])
-    for row in events.drop_columns(["user_id"]).to_pylist():
+    for row in plain_rows(events.drop_columns(["user_id"])):
         shown.add_row(format_time(row.pop("event_ts")), *(str(v) for v in row.values()))
     out.print(shown)
 

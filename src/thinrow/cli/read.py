@@ -76,7 +76,7 @@ def command(
         write_whole(table, out)
         click.echo(f"{table.num_rows} events of {int(known.sum())} users written to {out}")
     else:
-        for row in table.to_pylist():
+        for row in plain_rows(table):
             user, ts = row.pop("user_id"), row.pop("event_ts")
             click.echo(f"{user}\t{format_time(ts)}\t" + "\t".join(f"{k}={v}" for k, v in row.items()))
     name_unknown(ids[~known], store_path)
@@ -108,6 +108,29 @@ def flat_table(histories: SharedHistories) -> pa.Table:
         "arrival": pa.array(events.arrival[positions]),
     }
     return pa.table({**data, **{n: c.take(positions).to_arrow() for n, c in events.columns.items()}})
+
+
+def plain_rows(table: pa.Table) -> list[dict[str, object]]:
+    """Rows as Python values; a float32 is the shortest decimal that names it: 93.65, not 93.6500015258789."""
+    import pyarrow as pa
+
+    held = table.schema
+    for to in (pa.string(), pa.float64()):
+        table = table.cast(pa.schema([pa.field(f.name, _float32_as(f.type, to)) for f in held]))
+    rows: list[dict[str, object]] = table.to_pylist()
+    return rows
+
+
+def _float32_as(dtype: pa.DataType, to: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(dtype):
+        return pa.list_(_float32_as(dtype.value_type, to), dtype.list_size)
+    if pa.types.is_list(dtype):
+        return pa.list_(_float32_as(dtype.value_type, to))
+    if pa.types.is_large_list(dtype):
+        return pa.large_list(_float32_as(dtype.value_type, to))
+    return to if pa.types.is_float32(dtype) else dtype
 
 
 def write_whole(table: pa.Table, path: Path) -> None:

@@ -18,6 +18,10 @@ def command(store_path: Path, n_buckets: int | None) -> None:
     Readers, appends and compactions go on; nothing that was logged changes. Training tables whose number of buckets
     divides the new one can be read as before. Safe to kill. The disk must have room for the archive twice, until
     `thinrow gc`.
+
+    \b
+    Example:
+      thinrow rebucket --store S --buckets 64
     """
     from thinrow.history.store import HistoryStore
 

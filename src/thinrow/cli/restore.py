@@ -17,6 +17,10 @@ def command(folder: Path, store_path: Path, number: int | None) -> None:
     """Make a store from a backup in FOLDER; --store is a new path.
 
     Ingest again what came after the backup: events with ids are never doubled. Killed? Run it again.
+
+    \b
+    Example:
+      thinrow restore /mnt/other/copies --store restored
     """
     from thinrow.core.units import format_bytes
     from thinrow.history.store import HistoryStore

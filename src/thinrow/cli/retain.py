@@ -41,6 +41,10 @@ def command(
     """Let go of events that are older, or more, than the store keeps.
 
     The limits are kept in the store: without one, the last one holds. Compactions apply them too, where it is worth it.
+
+    \b
+    Example, two years and 20,000 events a user:
+      thinrow retain --store S --max-age-days 730 --max-events 20000
     """
     from dataclasses import replace
 

@@ -31,6 +31,11 @@ def command(store_path: Path, all_generations: bool, logs: tuple[Path, ...], tab
 
     Exit status 0 where all is well, 1 where something is damaged: each damage is a line with file, user and column on
     standard error, and then what to do next. Changes nothing; safe beside readers and writers.
+
+    \b
+    Examples:
+      thinrow verify --store S
+      thinrow verify --store S --log shown --log clicks --table examples
     """
     from thinrow.core.errors import NewerFormatError, StoreNotFound, ThinrowError
     from thinrow.history.archive.generation import Archive

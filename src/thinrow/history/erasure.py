@@ -58,7 +58,7 @@ class EraseReport:
     """Attributes:
     generation: the newest generation, which no longer has what was to go.
     users: users of whom events went, or who were erased whole.
-    events: events that went from the archive.
+    events: events that went. A dry run counts recent ones of whole users, but not of single events or a policy.
     rewritten: events of others that were copied for it.
     files: files that were removed.
     bytes: of these.
@@ -103,7 +103,8 @@ def erase(
     arrivals = [(s.user, s.arrivals_in(generation).tolist()) for s in events]
     if dry_run:
         pending = Pending([(plain(u), _ALL) for u in users], arrivals)
-        return _report([b for b in _bury(archive, pending, schema, dry_run, progress)])
+        loose = _recent_events(generation, recent, users)
+        return _report(_bury(archive, pending, schema, dry_run, progress), loose)
     last = take_numbers(archive, recent, users)
     named_users = list(zip([plain(u) for u in users], last.tolist(), strict=True))
     pending = Pending(named_users, arrivals, paths or {}, also is not None)
@@ -136,9 +137,11 @@ def finish(
             f"an erasure that was cut short is to clean {kept} too; finish it first: store.finish_erasures(also), or "
             "thinrow erase --resume"
         )
-    schema = archive.pin().schema
-    buried = _bury(archive, pending, schema, False, progress)
+    generation = archive.pin()
+    schema = generation.schema
     whole = as_users([u for u, _ in pending.users], schema.user_kind)
+    loose = _recent_events(generation, recent, whole)
+    buried = _bury(archive, pending, schema, False, progress)
     some = as_users(list(dict.fromkeys(u for u, _ in pending.events)), schema.user_kind)
     generation = archive.pin()
     if len(some):
@@ -149,7 +152,7 @@ def finish(
         also(generation, whole)
     files, size = purge(archive, grace_s)
     Journal(archive.objects).end(pending)
-    return _report(buried, files, size)
+    return _report(buried, loose, files, size)
 
 
 def refuse_unfinished_loads(folder: Path) -> None:
@@ -180,11 +183,16 @@ def _bury(
     return done
 
 
-def _report(buried: Sequence[Buried], files: int = 0, size: int = 0) -> EraseReport:
+def _recent_events(generation: Generation, recent: RecentTier, users: Users) -> int:
+    """How many events of ``users`` are not in the archive."""
+    return int(recent.read_since(users, look_up(generation, users).watermark).events.offsets[-1])
+
+
+def _report(buried: Sequence[Buried], loose: int = 0, files: int = 0, size: int = 0) -> EraseReport:
     return EraseReport(
         max(b.generation for b in buried),
         sum(b.users for b in buried),
-        sum(b.events for b in buried),
+        sum(b.events for b in buried) + loose,
         sum(b.rewritten for b in buried),
         files,
         size,
@@ -231,7 +239,7 @@ def retain(
     if also is not None:
         also(generation, as_users([], generation.schema.user_kind))
     files, size = purge(archive, grace_s)
-    return _report([buried], files, size)
+    return _report([buried], 0, files, size)
 
 
 def expire_rewritten(archive: Archive, before: Generation, now_ms: int, slack: float) -> None:

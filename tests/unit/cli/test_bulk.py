@@ -36,7 +36,8 @@ def test_a_folder_is_loaded_once(tmp_path: Path) -> None:
     create = ["--create", "--user", "user", "--time", "ts", "--buckets", "2"]
     first = ingest(str(files), "--store", store, "--bulk", *create)
     assert first == "generation 2: 80 events loaded into 2 segments\n"
-    assert ingest(str(files), "--store", store, "--bulk", "--memory", "100", "--compact").startswith(first)
+    again = "generation 2: 80 events were loaded before, into 2 segments\n"
+    assert ingest(str(files), "--store", store, "--bulk", "--memory", "100", "--compact").startswith(again)
     assert "generation 3: 50" in ingest(str(files / "a.parquet"), "--store", store, "--bulk")
     with HistoryStore.open(store) as opened:
         assert opened.pin().n_rows == 130
@@ -64,9 +65,9 @@ def test_an_iceberg_table_is_loaded_once_a_snapshot(tmp_path: Path) -> None:
     table.delete("item < 10")
     store = str(tmp_path / "s")
     create = ["--create", "--user", "user", "--time", "ts", "--buckets", "1"]
-    for _ in range(2):
+    for when in ("loaded", "were loaded before,"):
         said = ingest(table.metadata_location, "--store", store, "--bulk", *create)
-        assert said == "generation 2: 90 events loaded into 1 segments\n"
+        assert said == f"generation 2: 90 events {when} into 1 segments\n"
     table.append(table_of(5, 9))
     again = ingest(table.metadata_location, "--store", store, "--bulk")
     assert again.startswith("generation 3: 95 events")

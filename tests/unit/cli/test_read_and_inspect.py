@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from thinrow.cli.main import cli
+from thinrow.cli.read import plain_rows
 from thinrow.examples import ExampleTable, ImpressionLog, Impressions, OutcomeLog, join_logs
 from thinrow.history.store import HistoryStore
 from thinrow.schema import EventSchema, ExampleSchema
@@ -65,3 +66,14 @@ def test_inspect_shows_logged_versions(tmp_path: Path) -> None:
     assert f"2 versions in {tmp_path / 't'}, all of them verified:" in done.stdout.replace("\n", "")
     requests = [line.split()[1] for line in done.stdout.splitlines() if "│ 10" in line]
     assert requests == ["102", "100"]
+
+
+def test_float32_is_shown_as_it_was_written() -> None:
+    price = pa.array([93.65, None], pa.float32())
+    vector = pa.FixedSizeListArray.from_arrays(pa.array([0.1, 0.25, 1e20, -0.0], pa.float32()), 2)
+    lists = pa.array([[0.1], [None, 3.4]], pa.list_(pa.float32()))
+    table = pa.table({"price": price, "vector": vector, "lists": lists, "exact": [0.1 + 0.2, 1.0], "s": ["a", None]})
+    assert plain_rows(table) == [
+        {"price": 93.65, "vector": [0.1, 0.25], "lists": [0.1], "exact": 0.1 + 0.2, "s": "a"},
+        {"price": None, "vector": [1e20, -0.0], "lists": [None, 3.4], "exact": 1.0, "s": None},
+    ]
