@@ -196,12 +196,12 @@ def _append(store: HistoryStore, events: CheckedEvents, then_compact: bool) -> N
                 appended += int((~result.duplicate).sum())
                 done += len(result.duplicate)
                 progress(done, len(events))
-    except ThinrowError:
+    except (ThinrowError, KeyboardInterrupt):
         if done:
-            click.echo(f"the first {done} of {len(events)} events are in the store, the others are not", err=True)
+            click.echo(f"the first {done} of {len(events)} events are in the store", err=True)
         raise
-    if store.schema.event_id is None:
-        click.echo(f"{appended} events appended; they have no ids, so the same files again would append them again")
+    if store.schema.event_id_column is None:
+        click.echo(f"{appended} events appended; without ids, the same files again would append them again")
     else:
         click.echo(f"{appended} events appended, {len(events) - appended} known already")
     if then_compact:

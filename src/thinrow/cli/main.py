@@ -71,6 +71,9 @@ def main() -> None:
     try:
         cli(standalone_mode=False)
     except click.exceptions.Abort:
+        click.echo(
+            "thinrow: interrupted; what the store holds is whole, --help of the command says how to go on", err=True
+        )
         sys.exit(130)
     except click.ClickException as e:
         e.show()
