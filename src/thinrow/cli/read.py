@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -110,14 +110,14 @@ def flat_table(histories: SharedHistories) -> pa.Table:
     return pa.table({**data, **{n: c.take(positions).to_arrow() for n, c in events.columns.items()}})
 
 
-def plain_rows(table: pa.Table) -> list[dict[str, object]]:
+def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Rows as Python values; a float32 is the shortest decimal that names it: 93.65, not 93.6500015258789."""
     import pyarrow as pa
 
     held = table.schema
     for to in (pa.string(), pa.float64()):
         table = table.cast(pa.schema([pa.field(f.name, _float32_as(f.type, to)) for f in held]))
-    rows: list[dict[str, object]] = table.to_pylist()
+    rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
 
