@@ -194,6 +194,15 @@ def test_what_a_killed_load_has_written_is_no_garbage_once_it_goes_on(
         assert verify_generation(store.pin()) == []
 
 
+def test_a_work_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    table = pa.table({"user": [1], "ts": [1], "item": [1]})
+    with HistoryStore.create(tmp_path / "store", SCHEMA, 1, sync=False) as store:
+        for load_id in (None, "a"):
+            with pytest.raises(StoreError, match="take another work_dir"):
+                store.bulk_load(table, work_dir=tmp_path / "file", load_id=load_id)
+
+
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever write meets the full disk, the load goes on where it was when there is room again."""
     files = files_of(tmp_path / "in")

@@ -103,8 +103,8 @@ class Retention:
     def __post_init__(self) -> None:
         for name in ("max_age_ms", "max_events"):
             value = getattr(self, name)
-            if value is not None and not 1 <= value < NEVER:
-                raise InputError(f"{name}={value}; it must be 1 or more, or None for no limit")
+            if value is not None and not (isinstance(value, int) and 1 <= value < NEVER):
+                raise InputError(f"{name}={value!r}; it must be an integer, 1 or more, or None for no limit")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; ``from_dict`` reverses it."""

@@ -104,6 +104,9 @@ class ColumnSpec:
     def __post_init__(self) -> None:
         if self.id < 1:
             raise SchemaError(f"column {self.name!r} has id {self.id}; ids are 1 or more")
+        for what, name in (("column", self.name), ("group", self.group)):
+            if not isinstance(name, str):
+                raise SchemaError(f"{what} name {name!r} is a {type(name).__name__}; give a string")
         if not self.name or self.name in RESERVED_NAMES:
             raise SchemaError(
                 f"column name {self.name!r} is reserved; rename the column (reserved: {', '.join(RESERVED_NAMES)})"

@@ -273,8 +273,10 @@ def test_what_is_asked_for_is_checked(store: HistoryStore) -> None:
         EventsOf("u")
     with pytest.raises(InputError, match="named whole and with single events"):
         store.erase(["user-a"], [EventsOf("user-a", arrivals=[1])])
-    with pytest.raises(InputError, match="max_age_ms=0; it must be 1 or more"):
+    with pytest.raises(InputError, match="max_age_ms=0; it must be an integer, 1 or more"):
         Retention(max_age_ms=0)
+    with pytest.raises(InputError, match="max_events='3'; it must be an integer"):
+        Retention(max_events="3")  # type: ignore[arg-type]
     assert store.erase(events=[EventsOf("user-a", event_ids=["no such id"])], grace_s=0).events == 0
     assert store.erase(["nobody"], grace_s=0).events == 0
 

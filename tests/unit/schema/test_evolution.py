@@ -82,6 +82,7 @@ def test_names_may_be_swapped_and_taken_over() -> None:
             {"widen": {"flags": "int16"}},
             "a bitmap of int8 and cannot become 'int16': a bitmap of int8 widens to nothing",
         ),
+        ({"add": {1: NEW}}, "column name 1 is a int; give a string"),
         ({"add": {"price": NEW}}, "column name 'price' appears twice"),
         ({"add": {"c": {"trait": "id"}}}, "column 'c': say { trait = "),
         ({"add": {"c": NEW | {"nullable": False}}}, "nullable is False; old events lack it, leave nullable out"),

@@ -18,13 +18,12 @@ A load without a name (a stream, a table) cannot be known again: its folder is d
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -158,7 +157,7 @@ def load_folder(work: Path, load_id: str | None) -> Iterator[LoadFolder]:
     An unnamed load's is deleted at the end.
 
     Raises:
-        StoreError: another process is at this load.
+        StoreError: another process is at this load, or the folder cannot be made.
     """
     if work.is_dir():
         for path in work.glob(f"{_ANONYMOUS}*"):
@@ -179,12 +178,13 @@ def load_folder(work: Path, load_id: str | None) -> Iterator[LoadFolder]:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / "lock").open("w") as lock:
+    with ExitStack() as stack:
         try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(os.fdopen(os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o666), "r+b"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreError(f"another process is at the load in {path}; wait for it") from None
-        lock.write(json.dumps({"process": os.getpid()}))
-        lock.flush()
+        except OSError as e:
+            raise StoreError(f"cannot make {path / 'lock'}: {e.strerror}; free space, or take another work_dir") from e
         yield
