@@ -15,7 +15,9 @@ from bench.harness import Options
 def main() -> int:
     """Parse, run, print."""
     names = sorted(p.stem for p in (Path(__file__).parent / "cases").glob("*.py") if p.stem != "__init__")
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Run one case; docs/benchmarks.md says what each compares."
+    )
     parser.add_argument("case", choices=[*names, "limits"], help="limits: all cases about stores, and their bars")
     parser.add_argument("--quick", action="store_true", help="small data, few rounds: does it run at all")
     parser.add_argument(

@@ -72,7 +72,16 @@ _SLACK = 0.2
 
 
 class HistoryStore:
-    """Histories of one kind of user, stored once. Use as a context manager, or call ``close``."""
+    """Histories of one kind of user, stored once. Use as a context manager, or call ``close``.
+
+    Worked example::
+
+        with thinrow.create("store", thinrow.EventSchema.infer(table.schema, user="user", time="ts")) as store:
+            store.append(table)                                   # durable when it returns
+            store.compact()                                       # into the archive
+            built = store.read([7, 9], request_ts=3000)           # strictly before 3000 ms
+            built.histories.to_jagged("item")
+    """
 
     def __init__(
         self,
