@@ -87,6 +87,26 @@ _DTYPES_OF_TRAIT: dict[Trait, tuple[DType, ...]] = {
 }
 
 
+_JSON_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("name", "group", "dtype", "user_kind", "user_column", "time_column"), str),
+    **dict.fromkeys(("id", "size", "schema_id"), int),
+    **dict.fromkeys(
+        ("event_id_column", "event_id_dtype", "supersedes_column", "arrival_time_column"), (str, type(None))
+    ),
+    "nullable": bool,
+}
+
+
+def _check_types(data: Mapping[str, Any]) -> None:
+    """Raises TypeError or ValueError where a value of a schema read from JSON is of another type than written."""
+    for key, kind in _JSON_TYPES.items():
+        value = data.get(key)
+        if key in data and (not isinstance(value, kind) or (kind is int and type(value) is not int)):
+            raise TypeError(f"{key} is {value!r:.80}")
+        if kind is int and key in data and not 0 <= data[key] < 1 << 31:
+            raise ValueError(f"{key} is {value}")
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
     """One column: ``id`` (1 or more, never reused), ``name``, ``trait``, ``dtype`` (of an element, where an event has
@@ -215,9 +235,11 @@ class EventSchema:
     def from_dict(cls, data: Mapping[str, Any]) -> EventSchema:
         """Reverse of ``to_dict``. Raises SchemaError on anything else."""
         try:
+            for c in (data, *data["columns"]):
+                _check_types(c)
             columns = tuple(ColumnSpec(**{**c, "trait": Trait(c["trait"])}) for c in data["columns"])
             return cls(**{**data, "columns": columns})
-        except (KeyError, TypeError, ValueError) as e:
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
             if isinstance(e, SchemaError):
                 raise
             raise SchemaError(f"not an event schema: {e}") from e

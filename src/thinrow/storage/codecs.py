@@ -48,6 +48,8 @@ LANES, LANES_FROM = 0x80, 64
 NO_CODE = 0xFFFFFFFF
 ZSTD_LEVEL = 3
 _MAX_BLOCK = (1 << 32) - 8
+#: No frame holds more bytes for each of its own: 4 bytes stand for 128 KiB at most (RFC 8878, 3.1.1.2).
+_ZSTD_RATIO = 32_768
 
 
 class BadBlock(Exception):
@@ -242,7 +244,8 @@ def _open_bytes(block: U8, rows: int, run: int) -> tuple[I64, U8]:
     import zstandard
 
     raw_bytes, frame_bytes = (int(v) for v in block[:16].view("<u8"))
-    if 16 + (frame_bytes + 7) // 8 * 8 != len(block) or raw_bytes < 4 * rows or raw_bytes > _MAX_BLOCK:
+    most = min(_MAX_BLOCK, _ZSTD_RATIO * frame_bytes)
+    if 16 + (frame_bytes + 7) // 8 * 8 != len(block) or not 4 * rows <= raw_bytes <= most:
         raise BadBlock(run, -1, f"a frame of {frame_bytes} bytes for {raw_bytes} in a block of {len(block)}")
     frame = block[16 : 16 + frame_bytes].data
     try:

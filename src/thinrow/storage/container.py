@@ -182,7 +182,7 @@ def _parse(name: str, text: bytes, meta_offset: int) -> tuple[dict[str, Any], di
     try:
         meta = json.loads(text)
         found = {n: (int(o), int(s), None if c is None else int(c)) for n, (o, s, c) in meta.pop("sections").items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
         raise CorruptionError(f"the meta is not what a writer wrote: {e}", file=name) from e
     at = _HEAD.size
     for section, (offset, length, _) in found.items():

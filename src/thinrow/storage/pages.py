@@ -297,7 +297,7 @@ class PagedTable:
                 f"the directory of {name!r} has {len(data)} bytes for {n_pages} pages", file=container.name
             )
         directory = data[16:rows_end].view(kind)
-        _check_directory(container, name, directory, n_records)
+        _check_directory(container, name, directory, n_records, dtype.itemsize)
         first_keys: Keys | None = directory["key"].copy() if key_kind == "int64" else None
         if key_kind == "string":
             slots = zip(directory["key_offset"].tolist(), directory["key_length"].tolist(), strict=True)
@@ -371,9 +371,14 @@ class PagedTable:
         return records, texts[np.cumsum(fresh) - 1]
 
 
-def _check_directory(container: Container, name: str, directory: npt.NDArray[Any], n_records: int) -> None:
+def _check_directory(
+    container: Container, name: str, directory: npt.NDArray[Any], n_records: int, itemsize: int
+) -> None:
     offset, length, _ = container.section(name)
     lengths = directory["length"].astype(np.int64)
+    # First, because greater numbers would not fit or wrap around.
+    if n_records > length // itemsize or bool((directory["first"] > np.uint64(n_records)).any()):
+        raise CorruptionError(f"{n_records} records of {name!r} in {length} bytes of pages", file=container.name)
     first = np.append(directory["first"].astype(np.int64), n_records)
     sound = (
         np.array_equal(directory["offset"].astype(np.int64), offset + np.cumsum(lengths) - lengths)
@@ -387,10 +392,12 @@ def _check_directory(container: Container, name: str, directory: npt.NDArray[Any
 
 
 def _texts_of(file: str, name: str, heap: bytes, slots: Iterable[tuple[int, int]]) -> Keys:
-    found = []
+    found, left = [], len(heap)
     for offset, length in slots:
         text = heap[offset : offset + length]
-        if len(text) != length:
+        # Each has bytes of its own, so that they are no more than the file has.
+        left -= length
+        if len(text) != length or left < 0:
             raise CorruptionError(f"a key of {name!r} lies outside its heap", file=file)
         found.append(text)
     out = np.empty(len(found), object)

@@ -53,7 +53,7 @@ def unseal(data: bytes, version: int, what: str, name: str) -> dict[str, Any]:
     try:
         envelope = json.loads(data)
         found, crc, body = envelope["format"], envelope.get("crc32c"), envelope.get("body")
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise CorruptionError(f"it is no {what}: {e}", file=name) from e
     if isinstance(found, int) and found > version:
         raise NewerFormatError(f"{name} has format {found}, this thinrow reads up to {version}; update thinrow")

@@ -74,6 +74,13 @@ class ReadCounter(Protocol):
         """Write what was counted."""
 
 
+def _count_of(n: object) -> int:
+    """A number of buckets. Raises ValueError where it is none."""
+    if type(n) is not int or not 1 <= n <= MAX_BUCKETS:
+        raise ValueError(f"{n!r:.80} buckets; 1 to {MAX_BUCKETS}")
+    return n
+
+
 class Generation:
     """A pinned, immutable view. Safe to share between threads.
 
@@ -93,10 +100,12 @@ class Generation:
         try:
             self.schema = EventSchema.from_dict(body["schema"])
             self.schema_log = tuple(SchemaChange.from_dict(c) for c in body.get("schema_log", ()))
-            self.n_buckets = int(body["n_buckets"])
+            self.n_buckets = _count_of(body["n_buckets"])
             self.carried: dict[str, Any] = {k: body[k] for k in _CARRIED if k in body}
             self.tombstone_index = TombstoneIndex.from_dict(body.get("tombstones"))
             lists = body["segments"]
+            if len(lists) != self.n_buckets:
+                raise ValueError(f"{len(lists)} lists of segments for {self.n_buckets} buckets")
             self.segments: list[tuple[int, SegmentInfo]] = [
                 (bucket, SegmentInfo.from_dict(s)) for bucket in range(self.n_buckets) for s in lists[bucket]
             ]

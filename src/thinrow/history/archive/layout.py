@@ -10,16 +10,20 @@ import numpy as np
 from thinrow.jagged.column import Column, null_column
 from thinrow.schema.event_schema import (
     ARRIVAL_ID,
+    DTYPES,
     EVENT_ID_ID,
     EVENT_TS_ID,
     HIDDEN_FROM_ID,
     IDS_GROUP,
     KEYS_GROUP,
+    MAX_ELEMENTS,
     ColumnSpec,
     EventSchema,
 )
 
 STRIPE_ROWS = 512
+#: Most rows of any stripe: what a reader takes memory for on the word of a record of the index.
+MAX_STRIPE_ROWS = 65_536
 
 #: Name under which event ids travel in ``Events.columns``; no schema column may have it.
 EVENT_ID = "event_id"
@@ -58,6 +62,15 @@ class StoredColumn:
     nullable: bool
     ragged: bool = False
     size: int = 0
+
+    def check(self) -> None:
+        """Raises TypeError or ValueError where a file said of a column what no writer says."""
+        kinds = {"id": int, "name": str, "dtype": str, "group": str, "nullable": bool, "ragged": bool, "size": int}
+        for name, kind in kinds.items():
+            if type(getattr(self, name)) is not kind:
+                raise TypeError(f"{name} {getattr(self, name)!r:.80} of a column is no {kind.__name__}")
+        if self.dtype not in DTYPES or not 0 <= self.size <= MAX_ELEMENTS or (self.ragged and self.size):
+            raise ValueError(f"a column of {self.dtype!r:.80} and size {self.size}")
 
     @classmethod
     def of(cls, spec: ColumnSpec) -> StoredColumn:
@@ -158,7 +171,13 @@ class SegmentInfo:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> SegmentInfo:
-        """Reverse of ``to_dict``."""
+        """Reverse of ``to_dict``. Raises KeyError, TypeError, ValueError or AttributeError on anything else."""
         overlays = tuple(OverlayInfo(**{**o, "digest": int(o["digest"])}) for o in data.get("overlays", ()))
         digests = {k: int(v) for k, v in data["digests"].items()}
-        return cls(**{**data, "digests": digests, "overlays": overlays})
+        found = cls(**{**data, "digests": digests, "overlays": overlays})
+        counts = (found.bytes, found.n_rows, found.n_users, *(n for o in overlays for n in (o.bytes, o.column)))
+        if not all(isinstance(n, str) for n in found.files) or any(type(n) is not int for n in counts):
+            raise TypeError(f"{data!r:.80} has a name that is no text, or a count that is no number")
+        if not 0 <= found.n_rows < 1 << 62 or not 0 <= found.bytes < 1 << 62:
+            raise ValueError(f"{found.n_rows} rows in {found.bytes} bytes")
+        return found

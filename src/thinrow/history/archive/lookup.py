@@ -81,10 +81,14 @@ def look_up(generation: Generation, users: Users) -> Pieces:
         table = segments.position[pair_segment]
         first, last = segments.pieces.find(table, users[pair_user]) if len(table) else (pair_user, pair_user)
         count = last - first
+        if (count < 0).any():
+            raise _disorder(segments, table[np.argmin(count)])
         has = np.flatnonzero(count)
         rows, run_off = ranges_index(first[has], last[has])
         run = np.repeat(has, count[has])
         records = segments.pieces.take(table[run], rows) if len(rows) else np.empty(0, PIECE_DTYPE)
+        if not records["n_rows"].all():
+            raise _disorder(segments, table[run[np.argmin(records["n_rows"])]])
         hides, hide_off = _hides_of(segments, users, pair_user, table)
     piece_off = offsets_of(np.bincount(pair_user, count, len(users)))
     run_of_user = np.searchsorted(pair_user[has], np.arange(len(users) + 1)).astype(np.int64)
@@ -118,6 +122,10 @@ def _naming_one_of(generation: Generation, users: Users, buckets: Ints) -> Itera
         members = np.flatnonzero(buckets == bucket)
         with naming(users[members[0]] if len(members) else None):
             raise
+
+
+def _disorder(segments: SegmentSet, position: int) -> CorruptionError:
+    return CorruptionError("pieces of the index are out of order or without rows", file=segments.names[position])
 
 
 def _hides_of(segments: SegmentSet, users: Users, pair_user: Ints, table: Ints) -> tuple[npt.NDArray[np.void], Ints]:

@@ -52,10 +52,11 @@ class Overlay:
         meta = self.container.meta
         try:
             self.column = StoredColumn(**meta["column"])
+            self.column.check()
             self._dictionary_at = meta["dictionary"]
             self.codec_counts: dict[str, int] = dict(meta["codec_counts"])
             said = meta["kind"], meta["segment"], meta["n_rows"], self.column.id, int(meta["digest"])
-        except (KeyError, TypeError, ValueError) as e:
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise CorruptionError(f"overlay meta is not an overlay's: {e}", file=info.name) from e
         wanted = "overlay", segment.name, segment.n_rows, info.column, info.digest
         if said != wanted or self.container.size != info.bytes:

@@ -23,9 +23,10 @@ from thinrow.core.errors import CorruptionError, InputError
 from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.core.users import plain
 from thinrow.history.archive.dictionaries import ColumnDictionary
-from thinrow.history.archive.layout import StoredColumn, key_columns
+from thinrow.history.archive.layout import MAX_STRIPE_ROWS, StoredColumn, key_columns
 from thinrow.history.archive.lookup import Ints, Pieces, naming
 from thinrow.history.archive.places import Chunks, Placed, Places, Stripes
+from thinrow.history.archive.segment import texts_of
 from thinrow.history.archive.segments import GroupStreams, OverlayLayer
 from thinrow.jagged import Column
 from thinrow.jagged.column import unite_dictionaries
@@ -77,6 +78,13 @@ class ReadStats:
         return now
 
 
+def _beyond(chunks: npt.NDArray[np.void], sizes: Ints) -> npt.NDArray[np.bool_]:
+    """Which chunks do not lie in files of ``sizes`` bytes. Their sum could wrap around."""
+    offset, size = chunks["offset"], sizes.astype(np.uint64)
+    found: npt.NDArray[np.bool_] = (offset > size) | (chunks["length"] > size - np.minimum(offset, size))
+    return found
+
+
 class RowReader:
     """Decodes row ranges of pieces. One instance per batch: it keeps what it fetched until the batch is done."""
 
@@ -112,7 +120,7 @@ class RowReader:
             CorruptionError: a block is damaged (names file, user and column).
             InputError: 2 GiB or more of text that stands in blocks.
         """
-        parts = self.segments.streams(spec.id)
+        parts = self._parts(spec)
         if rows is not None:
             values = pool.empty(self.total, spec.dtype)
             at = Places(None, self.row_from, self.row_from + rows, self.out_pos)
@@ -151,7 +159,7 @@ class RowReader:
             InputError: the dictionary would have 2^31 entries or more.
         """
         lookup = self.generation.dictionary(spec, tuple(self.segments.numbers.tolist()))
-        parts = self.segments.streams(spec.id)
+        parts = self._parts(spec)
         found = [(part, runs) for part in parts if len(runs := self._runs_of(part.values))]
         codes = pool.empty(self.total, np.int32)
         if sum(len(runs) for _, runs in found) < len(self.piece):
@@ -165,6 +173,18 @@ class RowReader:
             raise self._corrupt(int(runs[e.index]), spec.name, e.what, part.group) from e
         self.stats.clock("decode", since)
         return Column(codes, self._valid(spec, parts), pa.array(words))
+
+    def _parts(self, spec: StoredColumn) -> tuple[GroupStreams, ...]:
+        """Where the column is, in what it can be read from; before memory is taken for so many rows, they are there."""
+        if self.total:
+            self._stripes()
+        parts = self.segments.streams(spec.id)
+        for part in parts:
+            if not part.serves(spec):
+                held = int(np.flatnonzero(part.values >= 0)[0])
+                what = f"it is stored as {part.shape} of {part.dtype}"
+                raise CorruptionError(what, file=self.segments.names[held], column=spec.name)
+        return parts
 
     def _valid(self, spec: StoredColumn, parts: Sequence[GroupStreams]) -> npt.NDArray[np.bool_] | None:
         """(rows,) False where null; None where nothing is."""
@@ -260,12 +280,11 @@ class RowReader:
         at: Places,
     ) -> pa.Array:
         """Decode runs whose strings stand in their blocks; returns the strings that all codes now refer to."""
-        kind = pa.string() if spec.dtype == "string" else pa.binary()
         found = [lookup.strings]
         where = []
         for part, k in ((part, k) for part in parts for k in np.unique(self._position[runs]) if part.values[k] >= 0):
             mine = runs[self._position[runs] == k]
-            found.append(self._zstd_runs(mine, part.group, int(part.values[k]), spec, at).cast(kind))
+            found.append(self._zstd_runs(mine, part.group, int(part.values[k]), spec, at))
             where.append(ranges_index(at.out_pos[:-1][mine], at.out_pos[1:][mine])[0])
         strings, maps = unite_dictionaries(found)
         if len(maps[0]):
@@ -290,15 +309,14 @@ class RowReader:
             )
         except BadBlock as e:
             raise self._corrupt(int(runs[e.index]), spec.name, e.what, group) from e
-        n = len(offsets) - 1
         if offsets[-1] > MAX_TEXT:
             raise InputError(
                 f"{offsets[-1]} bytes of column {spec.name!r} at once; {MAX_TEXT} at most: read fewer users"
             )
-        raw = pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), n, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
-        )
-        return raw.cast(pa.binary())
+        try:
+            return texts_of(offsets, data, spec)
+        except pa.ArrowInvalid as e:
+            raise self._corrupt(int(runs[0]), spec.name, f"a block holds no {spec.dtype}: {e}", group) from e
 
     def _check(self, chunks: Chunks, runs: Ints, stream: Ints, spec: StoredColumn) -> None:
         """CRC of every block of a stream (by position in the set) that the runs lie in, each once."""
@@ -420,11 +438,14 @@ class RowReader:
             raise self._corrupt(int(one[beyond[0]]), "event_ts", "the index names a stripe that is not there")
         with self.naming(0):
             records = self.segments.stripes(position, stripe)
+        many = np.flatnonzero(records["n_rows"] > MAX_STRIPE_ROWS)
+        if len(many):
+            what = f"a stripe of {records['n_rows'][many[0]]} rows; {MAX_STRIPE_ROWS} at most"
+            raise self._corrupt(int(one[many[0]]), "event_ts", what)
         long = np.flatnonzero(self.row_to > records["n_rows"][of_run])
         if len(long):
             raise self._corrupt(int(long[0]), "event_ts", "the index names rows beyond the stripe")
-        end = records["chunks"]["offset"] + records["chunks"]["length"]
-        outside = np.flatnonzero((end > self.segments.sizes[position, None].astype(np.uint64)).any(axis=1))
+        outside = np.flatnonzero(_beyond(records["chunks"], self.segments.sizes[position, None]).any(axis=1))
         if len(outside):
             raise self._corrupt(int(one[outside[0]]), "event_ts", "the index names bytes beyond the file")
         self._found = Stripes(of_run, position, stripe, records)
@@ -497,8 +518,7 @@ class RowReader:
         """Records of the same stripes in the overlays, which must have the same rows."""
         with self.naming(0):
             found = layer.stripes.take(file, number)
-        end = found["chunks"]["offset"][:, 0] + found["chunks"]["length"][:, 0]
-        wrong = (found["n_rows"] != records["n_rows"]) | (end > layer.sizes[file].astype(np.uint64))
+        wrong = (found["n_rows"] != records["n_rows"]) | _beyond(found["chunks"][:, 0], layer.sizes[file])
         if wrong.any():
             run = int(np.flatnonzero(of_run == int(wrong.argmax()))[0])
             what = "the index names other rows than the segment's, or bytes beyond the file"

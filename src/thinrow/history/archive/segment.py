@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 from typing import Any
 
@@ -48,7 +49,9 @@ class Segment:
             self._dictionaries = {c["id"]: c["dictionary"] for c in self.meta["columns"]}
             kind: UserKind = self.meta["user_kind"]
             self.n_rows: int = self.meta["n_rows"]
-        except (KeyError, TypeError, ValueError) as e:
+            if type(self.n_rows) is not int or kind != self.schema.user_kind:
+                raise ValueError(f"{self.n_rows!r} rows of users of kind {kind!r}")
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise CorruptionError(f"segment meta is not a segment's: {e}", file=name) from e
         self.user_kind = kind
         self.pieces = PagedTable.open(objects, self.container, "pieces", PIECE_DTYPE, kind, cache)
@@ -121,7 +124,9 @@ class Segment:
             users: npt.NDArray[Any] = np.frombuffer(data, "<i8", count=n, offset=8)
         else:
             off = np.frombuffer(data, "<u8", count=n + 1, offset=8).astype(np.int64)
-            heap = data[8 + 8 * (n + 1) :]
+            heap = data[8 + 8 * (n + 1) : len(data) - n * HIDE_DTYPE.itemsize]
+            if off[0] != 0 or off[-1] != len(heap) or (off[1:] < off[:-1]).any():
+                raise ValueError("offsets of users do not ascend")
             users = np.array([heap[a:b].decode() for a, b in itertools.pairwise(off)], object)
         if n == 0:
             return Hides(users, np.zeros(1, np.int64), records)
@@ -133,22 +138,39 @@ def load_dictionary(
     objects: ObjectStore, container: Container, where: dict[str, int] | None, spec: StoredColumn
 ) -> npt.NDArray[np.uint64] | pa.Array | None:
     """The dictionary that the container's meta describes as ``where``. Raises CorruptionError."""
-    if not where:
+    if where is None:
         return None
-    offset, length, _ = container.section("dictionaries")
-    if where["offset"] < 0 or where["length"] < 0 or where["offset"] + where["length"] > length:
+    base, room, _ = container.section("dictionaries")
+    try:
+        offset, length, n, crc = (operator.index(where[k]) for k in ("offset", "length", "n", "crc"))
+    except (KeyError, TypeError) as e:
+        raise CorruptionError("its dictionary is not described", file=container.name, column=spec.name) from e
+    # What the entries take at least: so many are there, and none is counted that is not.
+    least = 8 * (n + 1) if spec.is_bytes else 8 * n
+    if offset < 0 or n < 0 or not least <= length <= room - offset or (not spec.is_bytes and length != least):
         raise CorruptionError("dictionary lies outside its section", file=container.name, column=spec.name)
-    data = np.empty(where["length"], np.uint8)
-    one = np.array([offset + where["offset"]], np.int64), np.array([where["length"]], np.int64)
+    data = np.empty(length, np.uint8)
+    one = np.array([base + offset], np.int64), np.array([length], np.int64)
     objects.read_into(container.name, *one, data, np.zeros(1, np.int64))
-    if int(kernel("crc32c")(data)) != where["crc"]:
+    if int(kernel("crc32c")(data)) != crc:
         raise CorruptionError("CRC of the dictionary differs", file=container.name, column=spec.name)
-    n = where["n"]
     if not spec.is_bytes:
-        return data.view("<u8")[:n]
-    offsets = data[: 8 * (n + 1)].view("<i8")
-    raw = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), n, [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(data[8 * (n + 1) :].tobytes())]
-    )
+        return data.view("<u8")
+    offsets, texts = data[:least].view("<i8"), data[least:]
+    # Arrow trusts offsets: it would read wherever they point.
+    if offsets[0] != 0 or offsets[-1] != len(texts) or (offsets[1:] < offsets[:-1]).any():
+        raise CorruptionError("offsets of the dictionary do not ascend", file=container.name, column=spec.name)
+    try:
+        return texts_of(offsets, texts, spec)
+    except pa.ArrowInvalid as e:
+        raise CorruptionError(
+            f"the dictionary holds no {spec.dtype}: {e}", file=container.name, column=spec.name
+        ) from e
+
+
+def texts_of(offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8], spec: StoredColumn) -> pa.Array:
+    """Arrow strings or bytes of ascending ``offsets`` into ``data``. Raises pa.ArrowInvalid: it is no UTF-8."""
+    buffers = [None, *(pa.py_buffer(np.ascontiguousarray(part)) for part in (offsets, data))]
+    raw = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
     plain = raw.cast(pa.binary())
     return plain.cast(pa.string()) if spec.dtype == "string" else plain

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.buffers import Buffers
-from thinrow.history.archive.layout import overlay_region, stripe_dtype
+from thinrow.history.archive.layout import StoredColumn, overlay_region, stripe_dtype
 from thinrow.history.archive.overlay import Overlay
 from thinrow.history.archive.segment import Segment
+from thinrow.schema.evolution import WIDER
 from thinrow.storage.index import Index
 from thinrow.storage.objects import ObjectStore
 
@@ -36,9 +37,25 @@ class GroupStreams:
 
     group: str
     dtype: str
+    ragged: bool
+    size: int
     values: Ints
     nulls: Ints
     lengths: Ints
+
+    def serves(self, spec: StoredColumn) -> bool:
+        """Whether it can be read as ``spec``: in its shape, and of its dtype or a narrower one."""
+        same = (self.ragged, self.size) == (spec.ragged, spec.size)
+        return same and (self.dtype == spec.dtype or spec.dtype in WIDER.get(self.dtype, ()))
+
+    @property
+    def shape(self) -> str:
+        """In words, for messages."""
+        return "lists" if self.ragged else f"vectors of {self.size}" if self.size else "single values"
+
+
+def _kind(group: str, _: int, stored: StoredColumn) -> tuple[str, str, bool, int]:
+    return group, stored.dtype, stored.ragged, stored.size
 
 
 class OverlayLayer:
@@ -157,10 +174,10 @@ class SegmentSet:
             for s, o in zip(self.segments, overlays, strict=True)
         ]
         found = []
-        for group, dtype in dict.fromkeys((part[0], part[2].dtype) for part in parts if part is not None):
-            entry = GroupStreams(group, dtype, *(np.full(len(parts), -1, np.int64) for _ in range(3)))
+        for kind in dict.fromkeys(_kind(*part) for part in parts if part is not None):
+            entry = GroupStreams(*kind, *(np.full(len(parts), -1, np.int64) for _ in range(3)))
             for k, part in enumerate(parts):
-                if part is not None and (part[0], part[2].dtype) == (group, dtype):
+                if part is not None and _kind(*part) == kind:
                     _, stream, stored = part
                     entry.values[k] = stream
                     entry.lengths[k] = stream - 1 if stored.ragged else -1

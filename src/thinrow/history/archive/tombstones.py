@@ -69,7 +69,12 @@ class TombstoneIndex:
         if data is None:
             return cls()
         files = {int(b): TombstoneFile(**f) for b, f in data["files"].items()}
-        return cls(str(data["salt"]), int(data["max_arrival"]), int(data["since"]), files)
+        salt = str(data["salt"])
+        bytes.fromhex(salt)
+        for file in files.values():
+            if not isinstance(file.name, str) or type(file.bytes) is not int or type(file.n) is not int:
+                raise TypeError(f"{file} is no file of tombstones")
+        return cls(salt, int(data["max_arrival"]), int(data["since"]), files)
 
     def with_files(self, salt: str, files: Mapping[int, TombstoneFile], max_arrival: int, since: int) -> TombstoneIndex:
         """The same with the files of some buckets replaced, in generation ``since``."""

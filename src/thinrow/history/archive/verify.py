@@ -107,7 +107,11 @@ def _verify_segment(view: Generation, segment: Segment, digests: dict[str, int])
     while some := list(islice(pages, _PAGES_AT_ONCE)):
         users = np.concatenate([keys for _, _, keys in some if keys is not None])
         records = np.concatenate([records for _, records, _ in some])
-        yield from _verify_pieces(view, segment, users, records, totals, bad)
+        held = records["n_rows"] > 0
+        for i in np.flatnonzero(~held)[:1]:
+            yield Damage(segment.name, plain(users[i]), None, "a piece without rows")
+        if held.any():
+            yield from _verify_pieces(view, segment, users[held], records[held], totals, bad)
     for key, digest in digests.items():
         total = totals[key] % (1 << 64)
         if key not in bad and total != digest:

@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.errors import InputError
 from thinrow.history.archive.encode import ColumnEncoder, EncodedColumn, Stripes, column_of, content_digest
 from thinrow.history.archive.hides import Hides, encode_hides
 from thinrow.history.archive.layout import (
+    MAX_STRIPE_ROWS,
     PIECE_DTYPE,
     STRIPE_ROWS,
     SegmentInfo,
@@ -60,6 +62,8 @@ class SegmentWriter:
     ) -> None:
         """A segment ``name`` of ``bucket``; nothing is in ``objects`` before ``finish``."""
         self._objects, self._name, self._schema = objects, name, schema
+        if not 1 <= stripe_rows <= MAX_STRIPE_ROWS:
+            raise InputError(f"stripes of {stripe_rows} rows; give 1 to {MAX_STRIPE_ROWS}")
         self._bucket, self._n_buckets, self._stripe_rows = bucket, n_buckets, stripe_rows
         self._columns = stored_columns(schema)
         self._groups = groups_of(self._columns)

@@ -340,9 +340,11 @@ def _decode_plain(
             store(scratch, min(CHUNK, stop - row - done), out, at + done, itemsize)
         return True
     if codec == RAW:
-        if (width != 8 and width != 16 and width != 32 and width != 64) or length != (
-            n_rows * (width // 8) + 7
-        ) // 8 * 8:
+        if (
+            lanes
+            or (width != 8 and width != 16 and width != 32 and width != 64)
+            or length != (n_rows * (width // 8) + 7) // 8 * 8
+        ):
             return False
         _raw(buffer, words, width, row, out, at, stop - row, itemsize, scratch)
         return True
