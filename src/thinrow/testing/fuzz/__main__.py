@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     failed = 0
     for kind, n in (("stores", given.tries), ("blocks", blocks)):
         if n:
-            failed += _run(kind, n, given.seed, given.first, given.workers)  # type: ignore[arg-type]
+            failed += _run(kind, n, given.seed, given.first, given.workers)
     return 1 if failed else 0
 
 

@@ -165,7 +165,7 @@ def hostile(rng: np.random.Generator, data: bytearray, span: Span) -> bytes:
         new = (old & ~(0xFF << part)) | pick(rng, (0, 1, 6, 11, 12, 64, 65, 127, 128, 192, 255)) << part
     else:
         new = int.from_bytes(rng.bytes(size), "little")
-    return (new % top).to_bytes(size, "little")
+    return (int(new) % top).to_bytes(size, "little")
 
 
 def _sealed(worlds: Sequence[World], world: World, name: str, rng: np.random.Generator) -> tuple[Files, str]:

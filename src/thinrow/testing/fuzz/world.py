@@ -208,10 +208,12 @@ def _backfill(archive: Archive, kind: str) -> None:
     """Overlays of a column of floats with nulls and of one of lists of strings."""
     generation = archive.pin()
     events = generation.to_arrow(at=None).read_all()
-    for column, step, values in (
-        ("cost", 2, lambda n: pa.array([None if i % 4 == 0 else i / 4 for i in range(n)])),
-        ("tags", 3, lambda n: pa.array([["new", "ü"][: i % 3] for i in range(n)], pa.list_(pa.string()))),
-    ):
-        some = events.take(np.arange(0, len(events), step))
-        table = pa.table({"user_id": some["user_id"], "event_ts": some["event_ts"], "arrival": some["arrival"]})
-        backfill_module.backfill(archive, column, table.append_column(column, values(len(some))))
+    n = len(events)
+    overlays: dict[str, tuple[int, pa.Array]] = {
+        "cost": (2, pa.array([None if i % 4 == 0 else i / 4 for i in range(n)])),
+        "tags": (3, pa.array([["new", "ü"][: i % 3] for i in range(n)], pa.list_(pa.string()))),
+    }
+    for column, (step, values) in overlays.items():
+        some = events.take(np.arange(0, n, step))
+        table = pa.table({name: some[name] for name in ("user_id", "event_ts", "arrival")})
+        backfill_module.backfill(archive, column, table.append_column(column, values[: len(some)]))
