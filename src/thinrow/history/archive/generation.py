@@ -74,13 +74,6 @@ class ReadCounter(Protocol):
         """Write what was counted."""
 
 
-def _count_of(n: object) -> int:
-    """A number of buckets. Raises ValueError where it is none."""
-    if type(n) is not int or not 1 <= n <= MAX_BUCKETS:
-        raise ValueError(f"{n!r:.80} buckets; 1 to {MAX_BUCKETS}")
-    return n
-
-
 class Generation:
     """A pinned, immutable view. Safe to share between threads.
 
@@ -100,16 +93,16 @@ class Generation:
         try:
             self.schema = EventSchema.from_dict(body["schema"])
             self.schema_log = tuple(SchemaChange.from_dict(c) for c in body.get("schema_log", ()))
-            self.n_buckets = _count_of(body["n_buckets"])
+            self.n_buckets = int(body["n_buckets"])
             self.carried: dict[str, Any] = {k: body[k] for k in _CARRIED if k in body}
             self.tombstone_index = TombstoneIndex.from_dict(body.get("tombstones"))
             lists = body["segments"]
-            if len(lists) != self.n_buckets:
+            if not 1 <= self.n_buckets <= MAX_BUCKETS or len(lists) != self.n_buckets:
                 raise ValueError(f"{len(lists)} lists of segments for {self.n_buckets} buckets")
             self.segments: list[tuple[int, SegmentInfo]] = [
                 (bucket, SegmentInfo.from_dict(s)) for bucket in range(self.n_buckets) for s in lists[bucket]
             ]
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as e:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as e:
             raise CorruptionError(f"not a generation's manifest: {e}", file=f"manifests/{number:020d}.json") from e
         self._by_bucket: dict[int, list[int]] = {}
         for i, (bucket, _) in enumerate(self.segments):
