@@ -93,10 +93,9 @@ class Generation:
         try:
             self.schema = EventSchema.from_dict(body["schema"])
             self.schema_log = tuple(SchemaChange.from_dict(c) for c in body.get("schema_log", ()))
-            self.n_buckets = int(body["n_buckets"])
+            self.n_buckets, lists = int(body["n_buckets"]), body["segments"]
             self.carried: dict[str, Any] = {k: body[k] for k in _CARRIED if k in body}
             self.tombstone_index = TombstoneIndex.from_dict(body.get("tombstones"))
-            lists = body["segments"]
             if not 1 <= self.n_buckets <= MAX_BUCKETS or len(lists) != self.n_buckets:
                 raise ValueError(f"{len(lists)} lists of segments for {self.n_buckets} buckets")
             self.segments: list[tuple[int, SegmentInfo]] = [

@@ -322,7 +322,7 @@ def _zstd(worlds: Any, body: bytearray, meta: Any, layout: Layout, rng: np.rando
     try:
         frame = bytes(body[block.start + 16 : block.start + 16 + frame_bytes])
         raw = bytearray(zstandard.ZstdDecompressor().decompress(frame, 1 << 20))
-    except zstandard.ZstdError:
+    except (zstandard.ZstdError, MemoryError):
         return "no frame any more"
     if not raw:
         return "an empty frame"
