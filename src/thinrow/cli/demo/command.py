@@ -53,6 +53,11 @@ def command(
 
     With --git the data is the history of a git checkout: authors are users, changes of files are events, and a commit
     is a request with files as candidates. Events are late where a commit date lies after its author date.
+
+    \b
+    Examples:
+      thinrow demo --weeks 12 --households 100
+      thinrow demo --git ~/src/cpython --max-commits 5000
     """
     from rich.console import Console
 
