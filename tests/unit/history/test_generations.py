@@ -26,6 +26,7 @@ from thinrow.core.errors import (
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.hides import Hides
 from thinrow.history.archive.layout import SegmentInfo
+from thinrow.history.archive.verify import verify_generation
 from thinrow.history.archive.writer import write_segment
 from thinrow.jagged import HIDE_DTYPE, Events
 from thinrow.jagged.events import never_hidden
@@ -415,6 +416,22 @@ def test_revoked_generations_are_erased_to_their_readers() -> None:
     assert reader.pin().users().tolist() == [2]
     with pytest.raises(Erased), reader.hold(held):
         pass
+
+
+def test_what_went_while_it_was_verified_is_no_damage() -> None:
+    objects = MemoryObjects()
+    archive, reader = created(objects), opened(objects)
+    replace(archive, 1)
+    old = reader.pin()
+    replace(archive, 3)
+    archive.collect_garbage(keep=1, grace_s=0)
+    with pytest.raises(ObjectNotFound, match=f"generation {old.number} was collected while it was verified"):
+        verify_generation(old)
+    old = reader.pin()
+    archive.revoke(replace(archive, 4).number)
+    archive.collect_garbage(keep=1, grace_s=0)
+    with pytest.raises(Erased):
+        verify_generation(old)
 
 
 def test_without_holders_revocation_waits_for_nobody() -> None:

@@ -10,10 +10,10 @@ from itertools import chain, islice
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import CorruptionError, NewerFormatError, StoreError, ThinrowError
+from thinrow.core.errors import CorruptionError, NewerFormatError, ObjectNotFound, StoreError, ThinrowError
 from thinrow.core.users import Users, plain
 from thinrow.history.archive.encode import content_digest
-from thinrow.history.archive.generation import Generation
+from thinrow.history.archive.generation import Generation, reopen
 from thinrow.history.archive.layout import PIECE_DTYPE, key_columns
 from thinrow.history.archive.lookup import Pieces
 from thinrow.history.archive.reader import ReadStats, RowReader
@@ -42,6 +42,7 @@ def verify_generation(generation: Generation, progress: Callable[[int, int], Non
 
     Raises:
         NewerFormatError: a segment is of a newer thinrow, which is no damage.
+        Erased, ObjectNotFound: the generation was revoked, or collected, meanwhile: what is missing is no damage.
     """
     found: list[Damage] = []
     for number, (bucket, info) in enumerate(generation.segments):
@@ -59,6 +60,16 @@ def verify_generation(generation: Generation, progress: Callable[[int, int], Non
             found.append(as_damage(e, info.name))
         if progress is not None:
             progress(number + 1, len(generation.segments))
+    if found:
+        generation.require_live()
+        try:
+            reopen(generation.objects, generation.number)
+        except ObjectNotFound:
+            raise ObjectNotFound(
+                f"generation {generation.number} was collected while it was verified; run again, on the newest"
+            ) from None
+        except CorruptionError:
+            pass
     return found
 
 
