@@ -5,22 +5,44 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 from thinrow.history.archive.generation import Archive
-from thinrow.history.archive.verify import verify_generation
-from thinrow.kernels import use
+from thinrow.history.archive.verify import verify_generation, verify_tombstones
+from thinrow.kernels import BACKENDS, use
 from thinrow.schema import Trait
 from thinrow.storage.objects import LocalObjects
 
 DATA = Path(__file__).parents[2] / "data" / "format-v2"
 
 
-def test_reads_as_written() -> None:
-    spec = importlib.util.spec_from_file_location("generate_v2", DATA / "generate.py")
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{name}_v2", DATA / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     generator = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generator)
+    return generator
+
+
+@pytest.mark.parametrize("kind", ["int64", "string"])
+def test_overlays_tombstones_and_hides_read_as_written(kind: str) -> None:
+    folder, generator = DATA / "overlays" / kind, load("generate_overlays")
+    generation = Archive(LocalObjects(folder)).pin()
+    assert [*verify_generation(generation), *verify_tombstones(generation)] == []
+    assert all(len(info.overlays) == 2 for _, info in generation.segments)
+    assert any(len(generation.segment(i).hides.records) for i in range(len(generation.segments)))
+    expected = json.loads((DATA / "overlays" / f"{kind}.json").read_text())
+    assert max(expected["erased"]) > 0
+    for backend in BACKENDS:
+        with use(backend):
+            assert generator.contents(Archive(LocalObjects(folder))) == expected
+
+
+def test_reads_as_written() -> None:
+    generator = load("generate")
     archive, expected = Archive(LocalObjects(DATA / "archive")), json.loads((DATA / "archive.json").read_text())
     assert verify_generation(archive.pin()) == []
     assert generator.contents(archive) == expected
