@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import CommitConflict
+from thinrow.core.ragged import offsets_of
 from thinrow.core.users import Users, as_users
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.hides import Hides, group_hides, hide
@@ -266,7 +267,7 @@ def write_bucket(task: BucketTask) -> BucketWrite | None:
             for events in joined:
                 writer.add(events)
             hides.append(carried)
-        info = writer.finish(_all_hides(hides, base))
+        info = writer.finish(_all_hides([*hides, *_lasting(older, view)], base))
     if expected is not None:
         prove(base, expected, [info], "compaction", info.name)
     segments = [base.segments[n][1] for n in numbers[:keep]] + [info]
@@ -352,12 +353,22 @@ def _joined(
     return hidden, Hides(users[has], np.append(offsets[has], offsets[-1]), records)
 
 
+def _lasting(older: Generation, view: Generation) -> Iterator[Hides]:
+    """Hides of events of older segments in the merged ones, which may have no row of their users: of corrections that
+    went."""
+    for number in range(len(view.segments)):
+        held = view.segment(number).hides
+        watermark = look_up(older, held.users).watermark
+        kept = held.records["arrival"] <= np.repeat(watermark, np.diff(held.offsets))
+        yield Hides(held.users, offsets_of(kept)[held.offsets], held.records[kept])
+
+
 def _all_hides(parts: Sequence[Hides], base: Generation) -> Hides:
-    """Hides of users that ascend over the parts."""
+    """Hides of all parts by user, each once."""
     some = [p for p in parts if len(p.records)]
     if not some:
         return Hides(as_users([], base.schema.user_kind), np.zeros(1, np.int64), np.empty(0, HIDE_DTYPE))
-    users: npt.NDArray[Any] = np.concatenate([p.users for p in some])
-    counts = np.concatenate([np.diff(p.offsets) for p in some])
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return Hides(users, offsets, np.concatenate([p.records for p in some]))
+    named: npt.NDArray[Any] = np.concatenate([np.repeat(p.users, np.diff(p.offsets)) for p in some])
+    users, owner = np.unique(named, return_inverse=True)
+    records, offsets = group_hides(len(users), owner.astype(np.int64), np.concatenate([p.records for p in some]))
+    return Hides(as_users(users, base.schema.user_kind), offsets, records)

@@ -352,3 +352,21 @@ def test_an_erasure_that_was_cut_short_is_not_finished_without_what_it_was_to_cl
         assert len(store.finish_erasures(lambda p: lambda *_: cleaned.append(p.paths), grace_s=0)) == 1
         assert cleaned == [paths]
         assert store.pending_erasures() == []
+
+
+@pytest.mark.parametrize("user", ["other", "it"])
+def test_what_an_erased_correction_hid_stays_hidden_through_compactions(tmp_path: Path, user: str) -> None:
+    schema = EventSchema.infer(
+        COLUMNS.append(pa.field("fixes", pa.string())), user="user", time="ts", event_id="id", supersedes="fixes"
+    )
+    with HistoryStore.create(tmp_path / "s", schema, 1, sync=False) as store:
+        first = table("it", range(40))
+        store.append(first.append_column("fixes", pa.nulls(40, pa.string())))
+        store.compact()
+        store.append(table("it", range(50, 51)).append_column("fixes", first["id"].slice(7, 1)))
+        store.compact()
+        store.erase(events=[EventsOf("it", arrivals=[41])], grace_s=0)
+        for full in (False, True):
+            store.append(table(user, range(60, 61)).append_column("fixes", pa.nulls(1, pa.string())))
+            store.compact(full=full)
+            assert seen(store, store.snapshot(["it"], 60).requests)[2] == [[t for t in range(40) if t != 7]]
