@@ -136,8 +136,9 @@ def no_utf8(body: bytearray, meta: dict[str, Any], layout: Layout) -> list[tuple
 
 
 CASES: dict[str, tuple[Change, str]] = {
-    "rows of a piece": (setting("pieces.n_rows", 0xFFFFFFFF), "rows beyond the stripe"),
-    "no rows in a piece": (setting("pieces.n_rows", 0), "without rows"),
+    "rows of a piece": (setting("pieces.n_rows", 0xFFFFFFFF), "more than 65536 rows"),
+    "rows beyond the stripe": (setting("pieces.n_rows", 65_536), "rows beyond the stripe"),
+    "no rows in a piece": (setting("pieces.n_rows", 0), "of 0 or more"),
     "rows of a stripe": (setting("stripes.n_rows", 0xFFFFFFFF), "a stripe of 4294967295 rows"),
     "a stripe that wraps": (setting("stripes.chunk.offset", -4), "bytes beyond the file"),
     "records of a table": (setting("stripes.n_records", -3), "records of 'stripes'"),

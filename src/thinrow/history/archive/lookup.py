@@ -18,7 +18,7 @@ from thinrow.core.errors import CorruptionError
 from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.core.users import Users, bucket_of, plain
 from thinrow.history.archive.hides import group_hides
-from thinrow.history.archive.layout import PIECE_DTYPE
+from thinrow.history.archive.layout import MAX_STRIPE_ROWS, PIECE_DTYPE
 from thinrow.jagged import HIDE_DTYPE
 from thinrow.kernels import kernel
 
@@ -87,8 +87,9 @@ def look_up(generation: Generation, users: Users) -> Pieces:
         rows, run_off = ranges_index(first[has], last[has])
         run = np.repeat(has, count[has])
         records = segments.pieces.take(table[run], rows) if len(rows) else np.empty(0, PIECE_DTYPE)
-        if not records["n_rows"].all():
-            raise _disorder(segments, table[run[np.argmin(records["n_rows"])]])
+        wrong = (records["n_rows"] == 0) | (records["n_rows"] > MAX_STRIPE_ROWS)
+        if wrong.any():
+            raise _disorder(segments, table[run[np.argmax(wrong)]])
         hides, hide_off = _hides_of(segments, users, pair_user, table)
     piece_off = offsets_of(np.bincount(pair_user, count, len(users)))
     run_of_user = np.searchsorted(pair_user[has], np.arange(len(users) + 1)).astype(np.int64)
@@ -125,7 +126,8 @@ def _naming_one_of(generation: Generation, users: Users, buckets: Ints) -> Itera
 
 
 def _disorder(segments: SegmentSet, position: int) -> CorruptionError:
-    return CorruptionError("pieces of the index are out of order or without rows", file=segments.names[position])
+    what = f"pieces of the index are out of order, or of 0 or more than {MAX_STRIPE_ROWS} rows"
+    return CorruptionError(what, file=segments.names[position])
 
 
 def _hides_of(segments: SegmentSet, users: Users, pair_user: Ints, table: Ints) -> tuple[npt.NDArray[np.void], Ints]:
