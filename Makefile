@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= demo-out
 BENCH ?= reconstruct --quick
+# Processes that the tests run in, each file in one of them.
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test bench lint clean
@@ -50,7 +52,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python scripts/check_sizes.py
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench $(BENCH) --json -

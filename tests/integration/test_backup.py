@@ -136,6 +136,13 @@ def store(tmp_path: Path):
         yield store
 
 
+@pytest.mark.parametrize("inside", [".", "copies", "archive/../copies"])
+def test_a_store_is_not_copied_into_itself(store: HistoryStore, inside: str) -> None:
+    with pytest.raises(InputError, match="would copy itself; name one outside it"):
+        store.backup(store.path / inside)
+    assert not (store.path / "copies").exists()
+
+
 def test_what_is_there_is_not_copied_again(store: HistoryStore, tmp_path: Path) -> None:
     (tmp_path / "store" / "log").mkdir()
     (tmp_path / "store" / "log" / "1").write_bytes(b"x" * 10_000)

@@ -338,11 +338,16 @@ class HistoryStore:
             keep: remove older backups of the folder afterwards, all but the newest so many; None leaves them.
 
         Raises:
+            InputError: the folder is the store's own or lies in it: a backup would copy itself.
             StoreError: the disk refuses, the recent tier is none of LMDB, or logs and tables never stood still.
         """
         if not isinstance(self.recent, LmdbRecent):
             raise StoreError(
                 "only a store whose recent tier is LMDB can be copied; use the backup of the tier's server"
+            )
+        if Path(folder).resolve().is_relative_to(self.path.resolve()):
+            raise InputError(
+                f"folder {folder} lies in the store at {self.path}: a backup would copy itself; name one outside it"
             )
         with told(Path(folder)):
             report = backup(self.path, self.archive, self.recent, Path(folder), progress)
