@@ -96,9 +96,11 @@ def _sum_deltas(words: Array, values: int, n_restarts: int, k: int, row: int, st
     i, n = 0, len(steps)
     while i < n:
         following = min(n, _restart_row(words, k) - row if k < n_restarts else n)
-        for j in range(i, following):
-            value += steps[j]
-            steps[j] = value
+        # A view from 0 on: an index that might be negative is looked at each time.
+        run = steps[i:following]
+        for j in range(len(run)):
+            value += run[j]
+            run[j] = value
         i = following
         if i < n:
             value = words[values + k]
