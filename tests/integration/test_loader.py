@@ -347,6 +347,8 @@ def test_damage_reaches_the_reader_as_it_is(world, tmp_path):
 
 def test_bad_arguments_are_named(world, tmp_path):
     store, table, _ = world
+    with pytest.raises(InputError, match=r"table='examples' is a str; open it first: ExampleTable.open\('examples'\)"):
+        loader(store, "examples")
     with pytest.raises(InputError, match="both projection and max_len=3"):
         loader(store, table, projection=Projection(), max_len=3)
     with pytest.raises(InputError, match=r"both rows=RowFilter\(since_ms=3.* and RowFilter\(.*user_share=0.5"):

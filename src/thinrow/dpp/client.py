@@ -287,7 +287,8 @@ def loader(
     The rest are fields of ``SessionSpec`` and arguments of ``Loader``.
 
     Raises:
-        InputError: arguments out of bounds, or both ``projection`` and ``max_len``, or both ``rows`` and a short form.
+        InputError: arguments out of bounds, a path in place of a table, both ``projection`` and ``max_len``, or both
+            ``rows`` and a short form.
         SchemaError: table and store have different numbers of buckets.
     """
     if projection is not None and max_len is not None:
@@ -295,6 +296,8 @@ def loader(
     short = RowFilter(since_ms, until_ms, user_share, user_seed)
     if rows is not None and short != RowFilter():
         raise InputError(f"both rows={rows} and {short}; put all of it into rows")
+    if not isinstance(table, ExampleTable):
+        raise InputError(f"table={table!r} is a {type(table).__name__}; open it first: ExampleTable.open({table!r})")
     generation = store if isinstance(store, Generation) else store.pin()
     snapshot = table.snapshot_id if snapshot_id is None else snapshot_id
     spec = SessionSpec(
