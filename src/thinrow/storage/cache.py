@@ -38,7 +38,7 @@ from thinrow.core.errors import InputError, StoreError
 from thinrow.core.ragged import ranges_index
 from thinrow.kernels import kernel
 from thinrow.storage.meter import count
-from thinrow.storage.objects import I64, U8, Entries, ObjectStore, Writer, by_object, check_name, each
+from thinrow.storage.objects import I64, U8, Entries, ObjectStore, Writer, by_object, check_name, each, read_one
 from thinrow.storage.ranges import check_ranges, plan_requests
 
 DEFAULT_CACHE_BYTES = 1 << 30
@@ -175,12 +175,7 @@ class CachedObjects:
         """Bytes of all files of the cache."""
         return sum(size for _, size, _ in self._files())
 
-    def read_into(
-        self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int | None = None
-    ) -> None:
-        if not len(offsets):
-            self.size(name)
-        self.read_many([name], np.zeros(len(offsets), np.int64), offsets, lengths, out, out_offsets, gap)
+    read_into = read_one
 
     def read_many(
         self,

@@ -158,10 +158,41 @@ class _Memory:
         self.parts += as_bytes(data)
 
 
+def read_each(
+    objects: ObjectStore,
+    names: Sequence[str],
+    which: I64,
+    offsets: I64,
+    lengths: I64,
+    out: U8,
+    out_offsets: I64,
+    gap: int | None = None,
+) -> None:
+    """``read_many`` of a store that has no latency to hide: object after object."""
+    for name, mine in by_object(names, which):
+        objects.read_into(name, offsets[mine], lengths[mine], out, out_offsets[mine], gap)
+
+
+def read_one(
+    objects: ObjectStore,
+    name: str,
+    offsets: I64,
+    lengths: I64,
+    out: U8,
+    out_offsets: I64,
+    gap: int | None = None,
+) -> None:
+    """``read_into`` of a store that plans its requests over all objects."""
+    if not len(offsets):
+        objects.size(name)
+    objects.read_many([name], np.zeros(len(offsets), np.int64), offsets, lengths, out, out_offsets, gap)
+
+
 class MemoryObjects:
     """Objects in a dict, for tests and small experiments; safe for threads."""
 
     concurrency = 1
+    read_many = read_each
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
@@ -225,19 +256,6 @@ class MemoryObjects:
             out[place : place + length] = data[offset : offset + length]
         count(bytes_fetched=int(lengths.sum()))
 
-    def read_many(
-        self,
-        names: Sequence[str],
-        which: I64,
-        offsets: I64,
-        lengths: I64,
-        out: U8,
-        out_offsets: I64,
-        gap: int | None = None,
-    ) -> None:
-        for name, mine in by_object(names, which):
-            self.read_into(name, offsets[mine], lengths[mine], out, out_offsets[mine], gap)
-
 
 class _File:
     def __init__(self, descriptor: int, name: str) -> None:
@@ -260,6 +278,7 @@ class LocalObjects:
     """
 
     concurrency = 1
+    read_many = read_each
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -374,19 +393,6 @@ class LocalObjects:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise missing(name) from None
         count(bytes_fetched=int(lengths.sum()))
-
-    def read_many(
-        self,
-        names: Sequence[str],
-        which: I64,
-        offsets: I64,
-        lengths: I64,
-        out: U8,
-        out_offsets: I64,
-        gap: int | None = None,
-    ) -> None:
-        for name, mine in by_object(names, which):
-            self.read_into(name, offsets[mine], lengths[mine], out, out_offsets[mine], gap)
 
     def _path(self, name: str) -> Path:
         return self.root / check_name(name)

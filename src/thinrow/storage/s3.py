@@ -22,8 +22,6 @@ from datetime import timedelta
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-import numpy as np
-
 from thinrow.core.errors import (
     CommitConflict,
     CorruptionError,
@@ -45,6 +43,7 @@ from thinrow.storage.objects import (
     by_object,
     check_name,
     missing,
+    read_one,
     taken,
 )
 from thinrow.storage.ranges import check_places, plan_requests
@@ -294,12 +293,7 @@ class S3Objects:
             return False
         return bool(found.attributes.get(_TOKEN) == token)
 
-    def read_into(
-        self, name: str, offsets: I64, lengths: I64, out: U8, out_offsets: I64, gap: int | None = None
-    ) -> None:
-        if not len(offsets):
-            self.size(name)
-        self.read_many([name], np.zeros(len(offsets), np.int64), offsets, lengths, out, out_offsets, gap)
+    read_into = read_one
 
     def read_many(
         self,

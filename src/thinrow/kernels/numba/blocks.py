@@ -18,14 +18,11 @@ from thinrow.core.buffers import Buffers
 from thinrow.kernels.numba.intrinsics import pointer
 from thinrow.kernels.numba.jit import njit
 from thinrow.kernels.numba.nested import ABSENT, DECIMAL, MIXED, RUNS, open_nested, spread
-from thinrow.kernels.numba.unpack import CHUNK, LANES, affine, packed_bytes, scaled, store, unpack
+from thinrow.kernels.numba.unpack import CHUNK, LANES, MAX_LOCAL, affine, in_bounds, packed_bytes, scaled, store, unpack
 
 Array = npt.NDArray[Any]
 
-MAX_ROWS = 1 << 31
 ZERO, CONSTANT, PACKED, DELTA, DICTIONARY, LOCAL, RAW = 0, 1, 2, 3, 4, 5, 6
-#: Most words that stand in a block of codec 12.
-MAX_LOCAL = 4096
 #: The float64 of these bits plus a number below 2^51 is the float64 of these bits plus that integer: so integers
 #: become floats in vector registers that cannot convert them.
 _MAGIC_BITS, _MAGIC = np.uint64(0x4338000000000000), 6755399441055744.0
@@ -415,18 +412,8 @@ def _decode_runs(
 ) -> int:
     items = len(out) // itemsize
     for i in range(len(block)):
-        b = block[i]
-        if b < 0 or b >= len(source):
-            return i
-        where, begin, length, rows = source[b], block_off[b], block_len[b], n_rows[i]
-        row, stop, at = row_from[i], row_to[i], out_pos[i]
-        if where < 0 or where >= len(address):
-            return i
-        limit = source_size[where]
-        if begin < 0 or begin > limit or (begin & 7) != 0 or length < 0 or length > limit - begin or (length & 7) != 0:
-            return i
-        bits: Any = np.int64(width[b] & (LANES - 1))
-        if rows < 0 or rows > MAX_ROWS or row < 0 or row > stop or stop > rows or bits > 64:
+        b, rows, row, stop, at = block[i], n_rows[i], row_from[i], row_to[i], out_pos[i]
+        if not in_bounds(source_size, source, block_off, block_len, width, b, rows, row, stop):
             return i
         if at < 0 or at > items or stop - row > items - at:
             return i
@@ -437,7 +424,9 @@ def _decode_runs(
             return i
         table = dictionary[first : first + size]
         kind: Any = np.int64(codec[b])
-        place = pointer(address[where] + begin)
+        bits: Any = np.int64(width[b] & (LANES - 1))
+        length = block_len[b]
+        place = pointer(address[source[b]] + block_off[b])
         buffer, words = carray(place, (length,), np.uint8), carray(place, (length // 8,), np.uint64)
         lanes = (width[b] & LANES) != 0
         if RUNS <= kind <= ABSENT:

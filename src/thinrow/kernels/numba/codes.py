@@ -17,44 +17,15 @@ from numba.np.numpy_support import carray
 from thinrow.core.buffers import Buffers
 from thinrow.kernels.numba.intrinsics import pointer
 from thinrow.kernels.numba.jit import njit
-from thinrow.kernels.numba.unpack import CHUNK, LANES, affine, packed_bytes, store
+from thinrow.kernels.numba.unpack import CHUNK, LANES, MAX_LOCAL, affine, in_bounds, packed_bytes, store
 
 Array = npt.NDArray[Any]
 
-MAX_ROWS = 1 << 31
 ZERO, CONSTANT, DICTIONARY, LOCAL, MIXED = 0, 1, 4, 5, 12
-#: Most words that stand in a block of codec 12.
-MAX_LOCAL = 4096
 #: Codes are int32.
 MAX_WORDS = (1 << 31) - 1
 #: Codes of more bits are decoded as values: no writer needs them.
 MAX_CODE_BITS = 31
-
-
-@njit
-def _in_bounds(
-    source_size: Array,
-    source: Array,
-    block_off: Array,
-    block_len: Array,
-    width: Array,
-    b: int,
-    rows: int,
-    row: int,
-    stop: int,
-) -> bool:
-    """Whether block ``b`` lies in its buffer and [row, stop) in its rows."""
-    if b < 0 or b >= len(source):
-        return False
-    where, begin, length = source[b], block_off[b], block_len[b]
-    if where < 0 or where >= len(source_size):
-        return False
-    limit = source_size[where]
-    if begin < 0 or begin > limit or (begin & 7) != 0 or length < 0 or length > limit - begin or (length & 7) != 0:
-        return False
-    return bool(
-        rows >= 0 and rows <= MAX_ROWS and row >= 0 and row <= stop and stop <= rows and (width[b] & (LANES - 1)) <= 64
-    )
 
 
 @njit
@@ -103,7 +74,7 @@ def _place(
     total = np.int64(0)
     for i in range(len(block)):
         b, rows, row, stop = block[i], n_rows[i], row_from[i], row_to[i]
-        if not _in_bounds(source_size, source, block_off, block_len, width, b, rows, row, stop):
+        if not in_bounds(source_size, source, block_off, block_len, width, b, rows, row, stop):
             return i, total
         bits: Any = np.int64(width[b] & (LANES - 1))
         words = carray(pointer(address[source[b]] + block_off[b]), (block_len[b] // 8,), np.uint64)
@@ -162,7 +133,7 @@ def _decode(
     one: Any = np.uint64(1)
     for i in range(len(block)):
         b, rows, row, stop, at, first = block[i], n_rows[i], row_from[i], row_to[i], out_pos[i], place[i]
-        if not _in_bounds(source_size, source, block_off, block_len, width, b, rows, row, stop):
+        if not in_bounds(source_size, source, block_off, block_len, width, b, rows, row, stop):
             return i
         if at < 0 or at > len(out) or stop - row > len(out) - at or first < 0 or first > room:
             return i

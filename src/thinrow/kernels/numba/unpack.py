@@ -21,8 +21,37 @@ Array = npt.NDArray[Any]
 MAX_ONE_LOAD = 57
 #: Flag of a block's width: its packed values lie in lanes.
 LANES = 0x80
+MAX_ROWS = 1 << 31
+#: Most words that stand in a block of codec 12.
+MAX_LOCAL = 4096
 #: Values that go through a scratch array at once, which has room for 8 more.
 CHUNK = 512
+
+
+@njit
+def in_bounds(
+    source_size: Array,
+    source: Array,
+    block_off: Array,
+    block_len: Array,
+    width: Array,
+    b: int,
+    rows: int,
+    row: int,
+    stop: int,
+) -> bool:
+    """Whether block ``b`` lies in its buffer and [row, stop) in its rows."""
+    if b < 0 or b >= len(source):
+        return False
+    where, begin, length = source[b], block_off[b], block_len[b]
+    if where < 0 or where >= len(source_size):
+        return False
+    limit = source_size[where]
+    if begin < 0 or begin > limit or (begin & 7) != 0 or length < 0 or length > limit - begin or (length & 7) != 0:
+        return False
+    return bool(
+        rows >= 0 and rows <= MAX_ROWS and row >= 0 and row <= stop and stop <= rows and (width[b] & (LANES - 1)) <= 64
+    )
 
 
 @njit
