@@ -389,6 +389,38 @@ def _decode_plain(
 
 
 @njit
+def decode_block(
+    address: int,
+    length: int,
+    codec: Any,
+    width: Any,
+    n_rows: int,
+    row: int,
+    stop: int,
+    table: Array,
+    out: Array,
+    at: int,
+    itemsize: int,
+    scratch: Array,
+    room: Array,
+) -> bool:
+    """Rows [row, stop) of the block of ``length`` bytes at ``address``, at item ``at`` of ``out`` (uint8); False where
+    it is damaged.
+
+    Codec and width are the header's; what lies where, and that the rows are the block's, the caller has checked.
+    ``table`` is the segment dictionary; ``scratch`` and ``room`` are as ``decode_fixed`` makes them.
+    """
+    kind: Any = np.int64(codec)
+    bits: Any = np.int64(width & (LANES - 1))
+    lanes = (width & LANES) != 0
+    place = pointer(address)
+    buffer, words = carray(place, (length,), np.uint8), carray(place, (length // 8,), np.uint64)
+    if RUNS <= kind <= ABSENT:
+        return _nested(buffer, words, kind, n_rows, row, stop, table, out, at, itemsize, scratch, room)
+    return _decode_plain(buffer, words, kind, bits, lanes, n_rows, row, stop, table, out, at, itemsize, scratch, room)
+
+
+@njit
 def _decode_runs(
     address: Array,
     source_size: Array,
@@ -423,19 +455,10 @@ def _decode_runs(
         if first < 0 or first > len(dictionary) or size < 0 or size > len(dictionary) - first:
             return i
         table = dictionary[first : first + size]
-        kind: Any = np.int64(codec[b])
-        bits: Any = np.int64(width[b] & (LANES - 1))
-        length = block_len[b]
-        place = pointer(address[source[b]] + block_off[b])
-        buffer, words = carray(place, (length,), np.uint8), carray(place, (length // 8,), np.uint64)
-        lanes = (width[b] & LANES) != 0
-        if RUNS <= kind <= ABSENT:
-            sound = _nested(buffer, words, kind, rows, row, stop, table, out, at, itemsize, scratch, room)
-        else:
-            sound = _decode_plain(
-                buffer, words, kind, bits, lanes, rows, row, stop, table, out, at, itemsize, scratch, room
-            )
-        if not sound:
+        begin = address[source[b]] + block_off[b]
+        if not decode_block(
+            begin, block_len[b], codec[b], width[b], rows, row, stop, table, out, at, itemsize, scratch, room
+        ):
             return i
     return -1
 
