@@ -14,6 +14,7 @@
     │   ├── StoreExists              a store is there already
     │   ├── NewerFormatError         written by a newer thinrow
     │   ├── CommitConflict           another writer committed this generation first
+    │   ├── PositionConflict         another process reads this partition of a source, and was first
     │   ├── ObjectNotFound           a file that the manifest names is missing
     │   └── CheckpointNotFound       no checkpoint at the path
     ├── Gone                         events that are no longer there because they were to go; never said of damage
@@ -54,7 +55,15 @@ class DuplicateEventError(InputError):
 
 
 class UnknownEventError(InputError):
-    """A correction names an event that the store does not hold."""
+    """A correction names an event that the store does not hold.
+
+    Attributes:
+        rows: of the input, all that do, where that is known.
+    """
+
+    def __init__(self, message: str, rows: tuple[int, ...] = ()) -> None:
+        self.rows = rows
+        super().__init__(message)
 
 
 class StoreError(ThinrowError):
@@ -75,6 +84,10 @@ class NewerFormatError(StoreError):
 
 class CommitConflict(StoreError):
     """Another writer committed the same generation first."""
+
+
+class PositionConflict(StoreError):
+    """A partition of a source stands elsewhere than its reader left it; nothing was appended."""
 
 
 class ObjectNotFound(StoreError):

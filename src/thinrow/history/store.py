@@ -53,7 +53,7 @@ from thinrow.history.load import MEMORY_BYTES, LoadOptions, LoadProgress, bulk_l
 from thinrow.history.place import archive_objects, forget, remember, remembered
 from thinrow.history.rebucket import RebucketReport, rebucket
 from thinrow.history.recent.lmdb import LmdbRecent
-from thinrow.history.recent.tier import AppendResult, RecentTier
+from thinrow.history.recent.tier import Advance, AppendResult, RecentTier
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.snapshot import MAX_INLINE_EVENTS, Snapshot, take_snapshot
 from thinrow.history.usage import UsageRecorder
@@ -245,8 +245,8 @@ class HistoryStore:
         evolution = Evolution(add or {}, tuple(drop), rename or {}, widen or {}, tuple(nullable))
         return evolve(self.archive, evolution).schema
 
-    def append_checked(self, events: CheckedEvents) -> AppendResult:
-        """Append events that ``check_table`` has passed."""
+    def append_checked(self, events: CheckedEvents, advances: Sequence[Advance] = ()) -> AppendResult:
+        """Append events that ``check_table`` has passed, and how far their source is read; as ``RecentTier.append``."""
         with self._numbering:
             return self.recent.append(
                 events.users,
@@ -256,6 +256,7 @@ class HistoryStore:
                 events.supersedes,
                 self._resolve,
                 events.schema or self.schema,
+                advances,
             )
 
     def _resolve(self, user: object, event_id: object) -> tuple[int, int] | None:

@@ -52,9 +52,10 @@ from thinrow.testing.recent_model import (
     users_of,
     values_of,
 )
+from thinrow.testing.recent_positions import PositionsContract
 
 
-class RecentTierContract:
+class RecentTierContract(PositionsContract):
     """Subclass and implement ``open_tier``; set ``durable = False`` where nothing outlives ``close``."""
 
     durable: ClassVar[bool] = True
@@ -313,6 +314,20 @@ class RecentTierContract:
         # The retry's target is not even looked up: the first time decided.
         assert append_rows(tier, [(1, 51, 2, 404, values_of(2))]).duplicate.tolist() == [True]
         assert state_of(tier, [1]) == before
+
+    def test_all_corrections_of_unknown_events_are_named(self, tier: RecentTier) -> None:
+        with pytest.raises(UnknownEventError, match="row 1") as caught:
+            append_rows(
+                tier,
+                [
+                    (7, 10, 1, None, values_of(1)),
+                    (7, 11, 2, 99, values_of(1)),
+                    (8, 12, 3, None, values_of(1)),
+                    (7, 13, 4, 98, values_of(1)),
+                ],
+            )
+        assert set(caught.value.rows) <= {1, 3}
+        assert 1 in caught.value.rows
 
     def test_a_failing_resolver_leaves_the_tier_as_it_was(self, tier: RecentTier) -> None:
         append_rows(tier, [(1, 50, 1, None, values_of(1))])

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from thinrow.core.units import NEVER
 from thinrow.core.users import UserKind, Users
-from thinrow.history.recent.tier import AppendResult, RecentRead, RecentTier, Resolve
+from thinrow.history.recent.tier import Advance, AppendResult, RecentRead, RecentTier, Resolve
 from thinrow.jagged import Column
 from thinrow.jagged.column import ARROW_TYPES
 from thinrow.schema import ColumnSpec, EventSchema, Trait
@@ -80,7 +80,9 @@ def users_of(users: Sequence[Any], kind: UserKind) -> Users:
     return out
 
 
-def append_rows(tier: RecentTier, rows: Sequence[Row], resolve: Resolve | None = None) -> AppendResult:
+def append_rows(
+    tier: RecentTier, rows: Sequence[Row], resolve: Resolve | None = None, advances: Sequence[Advance] = ()
+) -> AppendResult:
     """Append rows as columns."""
     schema = tier.schema
     users = users_of([r[0] for r in rows], schema.user_kind)
@@ -93,7 +95,7 @@ def append_rows(tier: RecentTier, rows: Sequence[Row], resolve: Resolve | None =
         ids = column_of([r[2] for r in rows], schema.event_id_dtype)
         supersedes = column_of([r[3] for r in rows], schema.event_id_dtype)
     event_ts = np.array([r[1] for r in rows], np.int64)
-    return tier.append(users, event_ts, columns, ids, supersedes, resolve)
+    return tier.append(users, event_ts, columns, ids, supersedes, resolve, advances=advances)
 
 
 def read(tier: RecentTier, users: Sequence[Any], after: Sequence[int] | None = None) -> RecentRead:

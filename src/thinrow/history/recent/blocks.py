@@ -22,14 +22,15 @@ from thinrow.core.units import NEVER
 from thinrow.core.users import Users, plain
 from thinrow.history.recent.batch import Batch, check_batch, check_bounds, id_value
 from thinrow.history.recent.keys import arrival_keys, pack_pairs, unpack_pairs, user_keys, users_of_keys
+from thinrow.history.recent.positions import positions_of, refuse_moved, sealed_positions
 from thinrow.history.recent.rows import Rows, block_bounds, decode_blocks, encode_blocks, schema_id_of, split_block
-from thinrow.history.recent.tier import AppendResult, RecentRead, Resolve
+from thinrow.history.recent.tier import Advance, AppendResult, RecentRead, Resolve
 from thinrow.jagged import HIDE_DTYPE, Column, Events
 from thinrow.jagged.events import never_hidden
 from thinrow.schema import ColumnSpec, EventSchema
 from thinrow.schema.evolution import widens
 
-Pairs: TypeAlias = Literal["users", "ids"]
+Pairs: TypeAlias = Literal["users", "ids", "positions"]
 T = TypeVar("T")
 _PAIRS_AT_ONCE = 65_536
 
@@ -141,15 +142,36 @@ class BlockTier(ABC):
         supersedes: Column | None = None,
         resolve: Resolve | None = None,
         schema: EventSchema | None = None,
+        advances: Sequence[Advance] = (),
     ) -> AppendResult:
         """See ``RecentTier.append``."""
         schema = schema or self._schema
         batch = check_batch(schema, users, event_ts, columns, event_ids, supersedes)
-        if len(batch) == 0:
+        if len(batch) == 0 and not advances:
             with self._read():
                 return AppendResult(np.empty(0, np.int64), np.empty(0, np.bool_))
-        stored = self._in_stored_order(schema)
-        return self._write(lambda txn: self._append(txn, stored, batch, resolve))
+        positions = sealed_positions(advances)
+        stored = self._in_stored_order(schema) if len(batch) else schema
+
+        def work(txn: Writing) -> AppendResult:
+            if advances:
+                refuse_moved(advances, txn.pairs("positions", [key for key, _ in positions]), self._name)
+                txn.put_pairs("positions", positions)
+            if len(batch) == 0:
+                return AppendResult(np.empty(0, np.int64), np.empty(0, np.bool_))
+            return self._append(txn, stored, batch, resolve)
+
+        return self._write(work)
+
+    @property
+    def stores_positions_with_events(self) -> bool:
+        """One transaction holds both."""
+        return True
+
+    def positions(self, source: str) -> dict[str, str]:
+        """See ``RecentTier.positions``."""
+        with self._read() as txn:
+            return positions_of(list(txn.scan("positions", f"{source}\0".encode())), self._name)
 
     def _in_stored_order(self, schema: EventSchema) -> EventSchema:
         """The schema with its columns in the order in which blocks of its id have them; stored where it is new."""
@@ -223,6 +245,7 @@ class BlockTier(ABC):
         of_arrival, of_ts = unpack_pairs(list(found.values()), self._name, "the event ids")
         held = dict(zip(found, zip(of_arrival.tolist(), of_ts.tolist(), strict=True), strict=True))
         assert batch.supersedes is not None
+        unknown: dict[int, str] = {}
         for row, key in wanted:
             if key in in_call:
                 target = in_call[key]
@@ -233,18 +256,23 @@ class BlockTier(ABC):
                 owner, name = batch.user_at(row), id_value(batch.supersedes, row)
                 outside = resolve(owner, name) if resolve else None
                 if outside is None:
-                    raise UnknownEventError(
-                        f"row {batch.input_row(row)}: supersedes {name!r}, an event that user {owner!r} does not have; "
+                    unknown[batch.input_row(row)] = (
+                        f"supersedes {name!r}, an event that user {owner!r} does not have; "
                         "append the event before its correction"
                     )
+                    continue
                 ts, arrival = outside
             if not 0 < arrival < arrivals[row]:
                 name = id_value(batch.supersedes, row)
-                raise UnknownEventError(
-                    f"row {batch.input_row(row)} (arrival {arrivals[row]}): supersedes {name!r}, which has arrival "
+                unknown[batch.input_row(row)] = (
+                    f"(arrival {arrivals[row]}) supersedes {name!r}, which has arrival "
                     f"{arrival}; an event must arrive before its correction"
                 )
+                continue
             target_ts[row], target_arrival[row] = ts, arrival
+        if unknown:
+            row, why = min(unknown.items())
+            raise UnknownEventError(f"row {row}: {why}", tuple(sorted(unknown)))
         return target_ts, target_arrival
 
     def _put(
@@ -320,6 +348,7 @@ class BlockTier(ABC):
             pairs = txn.scan("ids")
             while some := list(islice(pairs, _PAIRS_AT_ONCE)):
                 unpack_pairs([value for _, value in some], self._name, "the event ids")
+            positions_of(list(txn.scan("positions")), self._name)
 
     def trim(self, users: Users, through: npt.NDArray[np.int64]) -> None:
         """See ``RecentTier.trim``."""

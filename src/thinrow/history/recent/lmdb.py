@@ -44,7 +44,7 @@ T = TypeVar("T")
 MAP_BYTES = 1 << 30
 _MAX_READERS = 512
 _USERS_AT_ONCE = 65_536
-_DATABASES = ("events", "users", "ids", "meta")
+_DATABASES = ("events", "users", "ids", "positions", "meta")
 #: Key in ``meta`` of an environment that was written anew elsewhere, or is about to be.
 _MOVED = b"moved"
 _UNFINISHED = ".next-"

@@ -73,7 +73,7 @@ class _Tables:
     """The named databases of the format as dicts; blocks by user, in order."""
 
     def __init__(self) -> None:
-        self.of_pairs: dict[str, dict[bytes, bytes]] = {"users": {}, "ids": {}}
+        self.of_pairs: dict[str, dict[bytes, bytes]] = {"users": {}, "ids": {}, "positions": {}}
         self.of_blocks: dict[bytes, list[Block]] = {}
         self.floor = 0
 

@@ -11,7 +11,7 @@ One user's events through a tier::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -35,6 +35,22 @@ class AppendResult:
 
     arrivals: npt.NDArray[np.int64]
     duplicate: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """How far a partition of an event source is read, once the append that carries this is durable.
+
+    Attributes:
+        source, partition: names; together at most 500 bytes of UTF-8, neither with a NUL.
+        before: the position that is stored now, None where none is.
+        after: what takes its place. Both are texts that only the source understands.
+    """
+
+    source: str
+    partition: str
+    before: str | None
+    after: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +94,7 @@ class RecentTier(Protocol):
         supersedes: Column | None = None,
         resolve: Resolve | None = None,
         schema: EventSchema | None = None,
+        advances: Sequence[Advance] = (),
     ) -> AppendResult:
         """Append n events, all or none, in row order; durable by the tier's stated policy when it returns.
 
@@ -85,7 +102,8 @@ class RecentTier(Protocol):
         duplicate and changes nothing, its ``supersedes`` included. ``supersedes`` (null where none) is the id of an
         earlier event of the same user: an earlier row, one the tier has seen (trimmed or not), or one that
         ``resolve`` knows. ``schema`` is what the columns were checked under (the tier's own by default): any schema of
-        the store will do, because events keep the id of theirs.
+        the store will do, because events keep the id of theirs. ``advances`` are stored with the events, in one
+        transaction where ``stores_positions_with_events`` says so, else after them; of no events they are stored alone.
 
         Raises (and appends nothing):
             InputError: lengths differ; a time is null or negative; a null in a column that allows none; an event id
@@ -95,6 +113,21 @@ class RecentTier(Protocol):
             UserKindError: ids are not of the schema's kind.
             DuplicateEventError: one id twice for one user in this call.
             UnknownEventError: ``supersedes`` names no earlier event of the user.
+            PositionConflict: a partition does not stand where its advance says.
+        """
+        ...
+
+    @property
+    def stores_positions_with_events(self) -> bool:
+        """Whether events and ``advances`` of one append are there together or not at all. Where they are not, an append
+        that was cut short is made again, and only event ids tell what of it is there."""
+        ...
+
+    def positions(self, source: str) -> dict[str, str]:
+        """The stored position of each partition of ``source``.
+
+        Raises:
+            CorruptionError: what is stored is not what was written.
         """
         ...
 
