@@ -48,6 +48,16 @@ def test_instruction_and_tables_agree() -> None:
                 assert crc.advance_hardware(state, data, start, stop) == crc.advance_software(state, data, start, stop)
 
 
+@pytest.mark.skipif(not crc.has_product_instruction(), reason="no carry-less product")
+def test_thirds_and_tables_agree() -> None:
+    data = np.random.default_rng(4).integers(0, 256, 40_000).astype(np.uint8)
+    stops = [*range(90, 400), 3 * 512 * 8 - 1, 3 * 512 * 8, 3 * 512 * 8 + 1, 3 * 512 * 8 + 97, 39_999]
+    for start in (0, 1, 8):
+        for stop in stops:
+            for state in (np.uint32(0), np.uint32(0xFFFFFFFF), np.uint32(0x12345678)):
+                assert crc.advance_thirds(state, data, start, stop) == crc.advance_software(state, data, start, stop)
+
+
 def test_tables_are_the_definition() -> None:
     data = np.random.default_rng(2).integers(0, 256, 300).astype(np.uint8)
     with use("reference"):

@@ -2,7 +2,7 @@
 
 Worked example: eight lanes of 5 bits lie in the words ``row`` to ``row + 8``, lane l in word ``row + l``. With shift
 10, mask 31, base 0 and scale 1 ``store8`` puts value 2 of every lane at ``out[at : at + 8]``. The vectors are LLVM's
-own: any processor runs them. numba does not notice edits here: delete the ``__pycache__`` of this folder after one.
+own: any processor runs them.
 """
 
 from __future__ import annotations

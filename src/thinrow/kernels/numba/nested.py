@@ -1,8 +1,7 @@
 """Blocks around a block (codecs 8 to 10 of docs/format/archive-v2.md): runs, and rows that have values of their own.
 
 Worked example: rows ``[7, 7, 7, 9]`` are the runs ``[7, 9]``, whose last rows are 2 and 3. Decoded, the runs stand at
-the beginning of the output, ``[7, 9, ., .]``; ``spread`` fills it from its end: ``[7, 7, 7, 9]``. numba does not notice
-edits here: delete the ``__pycache__`` of this folder after one.
+the beginning of the output, ``[7, 9, ., .]``; ``spread`` fills it from its end: ``[7, 7, 7, 9]``.
 """
 
 from __future__ import annotations

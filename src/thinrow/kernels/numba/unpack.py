@@ -1,8 +1,7 @@
 """Packed values (docs/format/archive-v2.md, 4): in lanes or in a bit string, all of a range or one.
 
 Worked example: values 5, 6, 7 of 3 bits are the bit string ``0b111110101`` in one word, and
-``one(words, 0, 3, False, 1)`` is 6. numba does not notice edits here: delete the
-``__pycache__`` of this folder after one.
+``one(words, 0, 3, False, 1)`` is 6.
 """
 
 from __future__ import annotations

@@ -1,0 +1,20 @@
+"""What is compiled and kept is of the sources that it holds."""
+
+from __future__ import annotations
+
+from thinrow.kernels.numba import blocks, jit, table
+
+_PACKAGE = "thinrow.kernels.numba"
+
+
+def test_a_kernel_knows_the_files_whose_code_it_holds() -> None:
+    names = [n.removeprefix(f"{_PACKAGE}.") for n in jit.sources(blocks.__name__)]
+    assert {"blocks", "intrinsics", "nested", "unpack"} <= set(names)
+    assert "table" not in names
+    assert "blocks" not in [n.removeprefix(f"{_PACKAGE}.") for n in jit.sources(table.__name__)]
+
+
+def test_an_edit_of_a_helper_is_another_stamp() -> None:
+    """Kernels of two modules with different helpers are kept under different stamps, those of one under the same."""
+    stamps = [f._cache._impl.locator.get_source_stamp() for f in (blocks.decode_block, blocks._raw, table._mix)]
+    assert stamps[0] == stamps[1] != stamps[2]
