@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from bench.datagen.datasets import Histories, Ints, Work
 from bench.datagen.requests import Batch
 from bench.peers.peer import Out, Peer, copy_values, tree_bytes
-from thinrow.core.ragged import ranges_index
+from thinrow.core.ragged import offsets_of
 
 _GROUP_EVENTS = 1 << 20
 _PAGE_BYTES = 4 << 20
@@ -80,13 +80,13 @@ class UnsortedFatRows(SortedFatRows):
         return in_time_order(batches)
 
 
-def in_time_order(batches: Sequence[Batch]) -> list[Batch]:
-    """The same requests by time, cut into batches of the same sizes."""
+def in_time_order(batches: Sequence[Batch], *, one: bool = False) -> list[Batch]:
+    """The same requests by time, cut into batches of the same sizes, or all in ``one``."""
     fields = ("users", "request_ts", "start", "stop")
     joined = Batch(*(np.concatenate([getattr(b, f) for b in batches]) for f in fields))
     order = np.argsort(joined.request_ts, kind="stable")
     joined = Batch(*(getattr(joined, f)[order] for f in fields))
-    cuts = np.cumsum([0, *(len(b) for b in batches)])
+    cuts = np.array([0, len(order)]) if one else np.cumsum([0, *(len(b) for b in batches)])
     return [joined.slice(a, b) for a, b in pairwise(cuts.tolist())]
 
 
@@ -97,8 +97,9 @@ def write_fat_rows(path: Path, data: Histories, batches: Sequence[Batch], longes
         [pa.field("user_id", pa.int64()), *(pa.field(n, pa.list_(e), nullable=False) for n, e in element.items())]
     )
     with pq.ParquetWriter(
-        path, schema, compression="zstd", compression_level=LEVEL, use_dictionary=False, data_page_size=_PAGE_BYTES
-    ) as writer:
+        path, schema, compression="zstd", compression_level=LEVEL, use_dictionary=False, data_page_size=_PAGE_BYTES,
+        write_statistics=False,
+    ) as writer:  # fmt: skip
         for batch in batches:
             start, offsets = batch.cut(longest)
             group = offsets[:-1] // _GROUP_EVENTS
@@ -110,9 +111,11 @@ def write_fat_rows(path: Path, data: Histories, batches: Sequence[Batch], longes
 def _write_group(
     writer: pq.ParquetWriter, schema: pa.Schema, data: Histories, users: Ints, start: Ints, stop: Ints
 ) -> None:
-    index, offsets = ranges_index(start, stop)
-    lists = [
-        pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(v[index]), type=schema.field(n).type)
-        for n, v in data.columns.items()
-    ]
+    offsets = offsets_of(stop - start)
+    lists = []
+    for name, values in data.columns.items():
+        copies = np.empty(int(offsets[-1]), values.dtype)
+        copy_values(values, start, stop - start, copies, offsets[:-1])
+        kind = schema.field(name).type
+        lists.append(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(copies), type=kind))
     writer.write_table(pa.table([pa.array(users), *lists], schema=schema), row_group_size=len(users))

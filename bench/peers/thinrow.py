@@ -45,7 +45,7 @@ class Thinrow(Peer):
         self.path = work.cached("thinrow", {**data.parameters, "writer": _writer()}, self._build)
         with HistoryStore.open(self.path) as store:
             self.generation = store.pin()
-            self._requests = {id(b): logged(store, b) for b in batches}
+            self._requests = {id(b): store.snapshot(b.users, b.request_ts).requests for b in batches}
 
     def _build(self, path: Path) -> None:
         with HistoryStore.create(path, self.data.schema) as store:
@@ -109,20 +109,6 @@ def _writer() -> str:
         for path in sorted(Path(layout.__file__).parents[2].glob(name)):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def logged(store: HistoryStore, batch: Batch) -> RequestBatch:
-    """Versions of a batch's requests. A snapshot takes a user once, so the k-th requests of all users go together."""
-    starts = np.flatnonzero(np.concatenate([[True], batch.users[1:] != batch.users[:-1]]))
-    turn = np.arange(len(batch)) - np.repeat(starts, np.diff(np.append(starts, len(batch))))
-    order = np.argsort(turn, kind="stable")
-    parts = [
-        store.snapshot(batch.users[rows], batch.request_ts[rows]).requests
-        for rows in (np.flatnonzero(turn == k) for k in range(int(turn.max(initial=-1)) + 1))
-    ]
-    back = np.empty(len(order), np.int64)
-    back[order] = np.arange(len(order))
-    return RequestBatch.concat(parts).take(back)
 
 
 def logged_at_its_time(generation: Generation, data: Histories, batch: Batch) -> RequestBatch:

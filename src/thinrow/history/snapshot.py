@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import CommitConflict, InputError, StoreError
-from thinrow.core.ragged import offsets_of
+from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.core.users import Users
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.hides import hide
@@ -36,7 +37,7 @@ _MAX_PINS = 100
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Attributes:
-    requests: one request a user, in the caller's order: what is logged.
+    requests: in the caller's order: what is logged.
     generation: the pinned generation; with it ``reconstruct`` gives the history now.
     """
 
@@ -53,38 +54,49 @@ def take_snapshot(
     compact: Callable[[], object] | None = None,
     max_inline: int = MAX_INLINE_EVENTS,
 ) -> Snapshot:
-    """Snapshot of distinct ``users`` (U,) at ``request_ts`` (U,), ms: events with event_ts < request_ts
-    (exclusive) that have arrived by now.
+    """Snapshot of X requests by ``users`` (X,), repeats included, at ``request_ts`` (X,), ms: events with
+    event_ts < request_ts (exclusive) that have arrived by now. A user is read once, however many requests there are.
 
     ``compact`` is called, and the snapshot taken again, where a user has more than ``max_inline`` recent events.
 
     Raises:
-        InputError: a user appears twice, or the lengths differ.
+        InputError: the lengths differ.
         StoreError: compactions or schema changes outran a hundred attempts to pin.
     """
     if len(users) != len(request_ts):
         raise InputError(f"{len(users)} users but {len(request_ts)} request times; give one time per user")
-    if len(np.unique(users)) != len(users):
-        raise InputError("a user appears twice in one snapshot; take two snapshots, or use distinct users")
-    generation, pieces, read = _pin_and_read(pin, recent, users)
+    distinct, user_of = _distinct(users)
+    generation, pieces, read = _pin_and_read(pin, recent, distinct)
     if compact is not None and len(users) and int(read.events.lengths.max()) > max_inline:
         compact()
-        generation, pieces, read = _pin_and_read(pin, recent, users)
+        generation, pieces, read = _pin_and_read(pin, recent, distinct)
     # Not the counter: a bulk load that is under way has taken numbers whose events are not there yet.
     bound = pieces.watermark.copy()
-    np.maximum.at(bound, np.repeat(np.arange(len(users)), read.events.lengths), read.events.arrival)
-    hide_user = np.repeat(np.arange(len(users)), np.diff(read.hide_offsets))
-    window = Window(
-        generation, users, np.arange(len(users)), request_ts, bound, ReadStats(), pieces, hide_user, read.hides
-    )
+    np.maximum.at(bound, np.repeat(np.arange(len(distinct)), read.events.lengths), read.events.arrival)
+    hide_user = np.repeat(np.arange(len(distinct)), np.diff(read.hide_offsets))
+    bounds = bound[user_of]
+    window = Window(generation, distinct, user_of, request_ts, bounds, ReadStats(), pieces, hide_user, read.hides)
     count, digest, start, end = window.summarize()
     versions = np.zeros(len(users), VERSION_DTYPE)
     versions["start_ts"], versions["end_ts"], versions["seq_len"], versions["checksum"] = start, end, count, digest
-    versions["last_arrival"], versions["snapshot_arrival"] = pieces.watermark, bound
+    versions["last_arrival"], versions["snapshot_arrival"] = pieces.watermark[user_of], bounds
     versions["schema_id"] = generation.schema.schema_id
-    inline = _visible(read, request_ts, bound)
-    requests = RequestBatch(users, request_ts, versions, inline, read.hides, read.hide_offsets, generation.schema)
+    inline = hide(read.events.in_time_order(), read.hides, read.hide_offsets)
+    hides, hide_offsets = read.hides, read.hide_offsets
+    if len(distinct) < len(users):
+        rows, hide_offsets = ranges_index(hide_offsets[:-1][user_of], hide_offsets[1:][user_of])
+        inline, hides = inline.take_users(user_of), hides[rows]
+    inline = _visible(inline, request_ts, bounds)
+    requests = RequestBatch(users, request_ts, versions, inline, hides, hide_offsets, generation.schema)
     return Snapshot(requests, generation)
+
+
+def _distinct(users: Users) -> tuple[Users, npt.NDArray[np.int64]]:
+    """The users, each once, and the row of each request's; as they are where none is repeated."""
+    found: npt.NDArray[Any] = np.unique(users)
+    if len(found) == len(users):
+        return users, np.arange(len(users))
+    return found, np.searchsorted(found, users).astype(np.int64)
 
 
 def _pin_and_read(
@@ -105,8 +117,7 @@ def _pin_and_read(
     )
 
 
-def _visible(read: RecentRead, request_ts: npt.NDArray[np.int64], bound: npt.NDArray[np.int64]) -> Events:
-    events = hide(read.events.in_time_order(), read.hides, read.hide_offsets)
+def _visible(events: Events, request_ts: npt.NDArray[np.int64], bound: npt.NDArray[np.int64]) -> Events:
     keep = events.visible(request_ts, bound)
     kept = offsets_of(keep)
     shown = events.take_rows(np.flatnonzero(keep), kept[events.offsets])

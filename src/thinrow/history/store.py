@@ -470,7 +470,8 @@ class HistoryStore:
         )
 
     def snapshot(self, users: object, request_ts: npt.ArrayLike) -> Snapshot:
-        """What distinct ``users`` (U,) did before ``request_ts``: ms or ``datetime64``, exclusive, (U,) or one."""
+        """What ``users`` (X,) did before ``request_ts``: ms or ``datetime64``, exclusive, (X,) or one. A user may come
+        several times, as in a log of requests."""
         ids = as_users(users, self.schema.user_kind)
         times = request_times(request_ts, len(ids))
         return take_snapshot(self.pin, self.recent, ids, times, compact=self.compact, max_inline=self.max_inline)

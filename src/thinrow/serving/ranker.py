@@ -159,6 +159,8 @@ class Ranker:
         if seen is None:
             seen = self._store.snapshot(users, request_ts)
         self._check_seen(seen, users, request_ts)
+        if len(np.unique(seen.requests.users)) < len(seen.requests):
+            raise InputError("a user appears twice in one call; rank the later request in another call")
         asked = Impressions.of(
             self.request_schema,
             request_id,

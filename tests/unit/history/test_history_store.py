@@ -24,6 +24,7 @@ from thinrow.core.errors import (
 from thinrow.core.units import EPOCH_BITS
 from thinrow.history.archive import reader
 from thinrow.history.reconstruct import Reconstruction, reconstruct
+from thinrow.history.requests import RequestBatch
 from thinrow.history.store import HistoryStore
 from thinrow.schema import ColumnSpec, EventSchema, Projection, Trait
 
@@ -94,9 +95,7 @@ def test_newest_are_kept_oldest_dropped(store: HistoryStore) -> None:
     assert seen(store.read([1], 9, Projection(max_len=3)), "item") == [[6, 7, 8]]
 
 
-def test_a_snapshot_wants_distinct_users_of_the_stores_kind(store: HistoryStore) -> None:
-    with pytest.raises(InputError, match="twice"):
-        store.snapshot([1, 1], 5)
+def test_a_snapshot_wants_users_of_the_stores_kind(store: HistoryStore) -> None:
     with pytest.raises(UserKindError, match="'a' is of kind string, but this store holds int64"):
         store.snapshot(["a"], 5)
 
@@ -302,6 +301,22 @@ def test_a_long_recent_part_is_compacted_before_it_is_logged(store: HistoryStore
     assert len(taken.requests.inline) == 0
     assert taken.requests.versions["seq_len"].tolist() == [2049, 1]
     assert seen(reconstruct(taken.generation, taken.requests, Projection(max_len=1)), "item") == [[2048], [1]]
+
+
+def test_a_user_may_come_several_times_in_a_snapshot(tmp_path: Path) -> None:
+    with HistoryStore.create(tmp_path / "s", WITH_IDS, n_buckets=2, sync=False) as store:
+        names = "event_id", "supersedes"
+        store.append(events([(1, 1, 10, 1, None), (2, 1, 20, 1, None), (1, 3, 11, 2, None)], *names))
+        store.compact()
+        store.append(events([(1, 4, 12, 3, 2), (2, 2, 21, 2, None), (1, 2, 13, 4, None)], *names))
+        users, times = [2, 1, 1, 2, 1], [2, 5, 4, 9, 1]
+        together = store.snapshot(users, times).requests
+        alone = RequestBatch.concat([store.snapshot([u], t).requests for u, t in zip(users, times, strict=True)])
+        for field in ("users", "request_ts", "versions", "hides", "hide_offsets"):
+            assert np.array_equal(getattr(together, field), getattr(alone, field)), field
+        for field in ("users", "offsets", "event_ts", "arrival"):
+            assert np.array_equal(getattr(together.inline, field), getattr(alone.inline, field)), field
+        assert seen(reconstruct(store.pin(), together), "item") == [[20], [10, 13, 12], [10, 13], [20, 21], []]
 
 
 # --- schemas evolve -------------------------------------------------------------------------------------------------
