@@ -15,6 +15,8 @@
     │   ├── NewerFormatError         written by a newer thinrow
     │   ├── CommitConflict           another writer committed this generation first
     │   ├── PositionConflict         another process reads this partition of a source, and was first
+    │   ├── Overloaded               it takes no more for now; nothing of the call is there
+    │   ├── Unacknowledged           rows of a call may be there, but it has not been acknowledged
     │   ├── ObjectNotFound           a file that the manifest names is missing
     │   └── CheckpointNotFound       no checkpoint at the path
     ├── Gone                         events that are no longer there because they were to go; never said of damage
@@ -28,6 +30,9 @@
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 
 class ThinrowError(Exception):
@@ -88,6 +93,29 @@ class CommitConflict(StoreError):
 
 class PositionConflict(StoreError):
     """A partition of a source stands elsewhere than its reader left it; nothing was appended."""
+
+
+class Overloaded(StoreError):
+    """A store is full and takes no more for now; nothing of the call is there."""
+
+
+class Unacknowledged(StoreError):
+    """A call was cut short where a store cannot undo it: some of its rows may be there.
+
+    Rows with an event id are appended again without harm.
+
+    Attributes:
+        appended: (n,) bool, the rows that are there, though not as durable as was asked.
+        unknown: (n,) bool, the rows of which that is not known. All others are not there.
+    """
+
+    def __init__(
+        self, message: str, appended: npt.NDArray[np.bool_] | None = None, unknown: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        nothing = np.empty(0, np.bool_)
+        self.appended = nothing if appended is None else appended
+        self.unknown = nothing if unknown is None else unknown
+        super().__init__(message)
 
 
 class ObjectNotFound(StoreError):

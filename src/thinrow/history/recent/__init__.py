@@ -1,7 +1,7 @@
 """The recent tier: events since the last compaction, kept durably by user and arrival.
 
-``MemoryRecent`` and ``LmdbRecent`` implement the ``RecentTier`` protocol; one contract suite
-(``thinrow.testing.recent``) holds both, and any tier of yours, to it.
+``MemoryRecent``, ``LmdbRecent`` and ``RedisRecent`` (in ``recent.redis``) implement the ``RecentTier`` protocol; one
+contract suite (``thinrow.testing.recent``) holds them, and any tier of yours, to it.
 """
 
 from thinrow.history.recent.lmdb import LmdbRecent

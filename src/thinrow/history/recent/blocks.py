@@ -36,7 +36,14 @@ _PAIRS_AT_ONCE = 65_536
 
 
 class Reading(Protocol):
-    """One consistent view."""
+    """A view that is consistent for each user, and over users where the tier is ``atomic_over_users``."""
+
+    def fetch(
+        self, users: Sequence[bytes], ids: Sequence[bytes] = (), *, blocks: bool = False, through: Sequence[int] = ()
+    ) -> None:
+        """Told what is about to be asked for, in one go: counters of ``users``, ``ids``, all ``blocks`` of the users,
+        or what ``pop_blocks`` up to ``through[u]`` gives. Where asking takes no time it need do nothing."""
+        ...
 
     def pairs(self, name: Pairs, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Values of those ``keys`` that are there."""
@@ -49,10 +56,6 @@ class Reading(Protocol):
         """
         ...
 
-    def blocks_from_start(self, user_key: bytes, through: int) -> list[tuple[bytes, bytes]]:
-        """The user's blocks that begin at ``through`` or before, in order."""
-        ...
-
     def holders(self) -> list[bytes]:
         """Keys of the users that have a block, ascending."""
         ...
@@ -63,7 +66,7 @@ class Reading(Protocol):
 
 
 class Writing(Reading, Protocol):
-    """A view that is written to; all of it holds, or none."""
+    """A view that is written to; all of a user's writes hold, or none; and of all users where ``atomic_over_users``."""
 
     def put_pairs(self, name: Pairs, items: Iterable[tuple[bytes, bytes]]) -> None:
         """Write pairs, replacing older ones."""
@@ -73,8 +76,8 @@ class Writing(Reading, Protocol):
         """Add blocks."""
         ...
 
-    def drop_blocks(self, keys: Sequence[bytes]) -> None:
-        """Remove blocks."""
+    def pop_blocks(self, user_key: bytes, through: int) -> tuple[bytes, bytes] | None:
+        """Remove the user's blocks that begin at ``through`` or before; the last of them."""
         ...
 
     def drop_pairs(self, name: Pairs, keys: Sequence[bytes]) -> None:
@@ -98,6 +101,11 @@ class BlockTier(ABC):
     def schema(self) -> EventSchema:
         """See ``RecentTier.schema``."""
         return self._schema
+
+    @property
+    def atomic_over_users(self) -> bool:
+        """See ``RecentTier.atomic_over_users``."""
+        return True
 
     @abstractmethod
     def _read(self) -> AbstractContextManager[Reading]:
@@ -165,8 +173,8 @@ class BlockTier(ABC):
 
     @property
     def stores_positions_with_events(self) -> bool:
-        """One transaction holds both."""
-        return True
+        """One transaction holds both, where one holds several users."""
+        return self.atomic_over_users
 
     def positions(self, source: str) -> dict[str, str]:
         """See ``RecentTier.positions``."""
@@ -184,7 +192,10 @@ class BlockTier(ABC):
 
     def _append(self, txn: Writing, schema: EventSchema, batch: Batch, resolve: Resolve | None) -> AppendResult:
         grouped, n = batch.grouped, len(batch)
+        txn.fetch(grouped.keys, [*batch.id_keys, *batch.target_keys])
         counters, trimmed = self._counters(txn, grouped.keys)
+        # The floor may have risen above the counters of known users: an epoch has begun.
+        counters = np.maximum(counters, self._floor)
         known = self._known(txn, batch)
         new = known == 0
         fresh = offsets_of(new)
@@ -310,6 +321,7 @@ class BlockTier(ABC):
         values: list[bytes] = []
         blocks = np.zeros(len(names), np.int64)
         with self._read() as txn:
+            txn.fetch(names, blocks=True)
             top, trimmed = self._counters(txn, names)
             from_arrival = np.maximum(after, trimmed)
             for u in np.flatnonzero(top > from_arrival).tolist():
@@ -356,6 +368,7 @@ class BlockTier(ABC):
         keys = user_keys(users)
 
         def work(txn: Writing) -> None:
+            txn.fetch(keys, through=through.tolist())
             counters, trimmed = self._counters(txn, keys)
             known = txn.pairs("users", keys)
             # A user who was erased meanwhile stays forgotten: the floor is above what was dropped.
@@ -370,10 +383,9 @@ class BlockTier(ABC):
             self._write(work)
 
     def _trim_user(self, txn: Writing, user_key: bytes, through: int) -> None:
-        found = txn.blocks_from_start(user_key, through)
-        txn.drop_blocks([key for key, _ in found])
-        if found:
-            key, value = found[-1]
+        last = txn.pop_blocks(user_key, through)
+        if last is not None:
+            key, value = last
             written = self._schema_of(schema_id_of(value))
             if written is None:
                 raise CorruptionError("a block was written under a schema that is not stored", file=self._name)
@@ -390,7 +402,7 @@ class BlockTier(ABC):
 
         def work(txn: Writing) -> npt.NDArray[np.int64]:
             counters, trimmed = self._counters(txn, keys)
-            first = np.maximum(counters, at_least)
+            first = np.maximum(np.maximum(counters, at_least), self._floor)
             _refuse_overflow(users, first, n)
             txn.put_pairs("users", zip(keys, pack_pairs(first + n, trimmed), strict=True))
             return first
@@ -426,6 +438,7 @@ class BlockTier(ABC):
         keys = user_keys(users)
 
         def work(txn: Writing) -> None:
+            txn.fetch(keys, through=through.tolist())
             counters, trimmed = self._counters(txn, keys)
             floor = 0
             for u in range(len(keys)):

@@ -402,15 +402,10 @@ class _Transaction:
             into_values.append(value)
         return len(into_keys) - n
 
-    def blocks_from_start(self, user_key: bytes, through: int) -> list[tuple[bytes, bytes]]:
-        found: list[tuple[bytes, bytes]] = []
-        last = user_key + through.to_bytes(8, "big")
-        if self._events.set_range(user_key):
-            for key, value in self._events.iternext():
-                if key > last:
-                    break
-                found.append((key, value))
-        return found
+    def fetch(
+        self, users: Sequence[bytes], ids: Sequence[bytes] = (), *, blocks: bool = False, through: Sequence[int] = ()
+    ) -> None:
+        pass
 
     def holders(self) -> list[bytes]:
         found: list[bytes] = []
@@ -435,9 +430,13 @@ class _Transaction:
     def put_blocks(self, items: Iterable[tuple[bytes, bytes]]) -> None:
         self._events.putmulti(items)
 
-    def drop_blocks(self, keys: Sequence[bytes]) -> None:
-        for key in keys:
-            self.txn.delete(key, db=self._dbs["events"])
+    def pop_blocks(self, user_key: bytes, through: int) -> tuple[bytes, bytes] | None:
+        found, last = None, user_key + through.to_bytes(8, "big")
+        more = self._events.set_range(user_key)
+        while more and self._events.key() <= last:
+            found = self._events.item()
+            more = self._events.delete() and bool(self._events.key())
+        return found
 
     def drop_pairs(self, name: Pairs, keys: Sequence[bytes]) -> None:
         for key in keys:

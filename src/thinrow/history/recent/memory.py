@@ -88,9 +88,10 @@ class _Tables:
         into_values += [value for _, value in found]
         return len(found)
 
-    def blocks_from_start(self, user_key: bytes, through: int) -> list[Block]:
-        held = self.of_blocks.get(user_key, [])
-        return held[: _blocks_up_to(held, user_key, through)]
+    def fetch(
+        self, users: Sequence[bytes], ids: Sequence[bytes] = (), *, blocks: bool = False, through: Sequence[int] = ()
+    ) -> None:
+        pass
 
     def holders(self) -> list[bytes]:
         return sorted(key for key, held in self.of_blocks.items() if held)
@@ -107,7 +108,7 @@ class _Staged:
         self._changes: list[Callable[[], None]] = []
         self.pairs = tables.pairs
         self.blocks = tables.blocks
-        self.blocks_from_start = tables.blocks_from_start
+        self.fetch = tables.fetch
         self.holders = tables.holders
         self.scan = tables.scan
 
@@ -125,14 +126,18 @@ class _Staged:
 
         self._changes.append(change)
 
-    def drop_blocks(self, keys: Sequence[bytes]) -> None:
-        gone = set(keys)
+    def pop_blocks(self, user_key: bytes, through: int) -> Block | None:
+        held = self._tables.of_blocks.get(user_key, [])
+        n = _blocks_up_to(held, user_key, through)
+        if not n:
+            return None
+        gone = {key for key, _ in held[:n]}
 
         def change() -> None:
-            for user_key in {key[:-8] for key in gone}:
-                self._tables.of_blocks[user_key] = [b for b in self._tables.of_blocks[user_key] if b[0] not in gone]
+            self._tables.of_blocks[user_key] = [b for b in self._tables.of_blocks[user_key] if b[0] not in gone]
 
         self._changes.append(change)
+        return held[n - 1]
 
     def drop_pairs(self, name: Pairs, keys: Sequence[bytes]) -> None:
         listed = list(keys)

@@ -85,6 +85,16 @@ class RecentTier(Protocol):
         """The newest schema of its events that the tier knows of."""
         ...
 
+    @property
+    def atomic_over_users(self) -> bool:
+        """Whether a call is there for all of its users or for none, and a read shows all of them at one moment.
+
+        Where it is not, each holds for every single user: all of a user's rows of a call, or none. A call that returns
+        is there for all. One that raises has changed nothing, but for ``Unacknowledged``, which says whose rows are
+        there; one whose process died may be there for some users. Event ids make either harmless: append it again.
+        """
+        ...
+
     def append(
         self,
         users: Users,
@@ -96,7 +106,8 @@ class RecentTier(Protocol):
         schema: EventSchema | None = None,
         advances: Sequence[Advance] = (),
     ) -> AppendResult:
-        """Append n events, all or none, in row order; durable by the tier's stated policy when it returns.
+        """Append n events, all or none (of each user: ``atomic_over_users``), in row order; durable by the tier's
+        stated policy when it returns.
 
         Each new event gets its user's counter + 1. An event whose id (scoped to its user) was appended before is a
         duplicate and changes nothing, its ``supersedes`` included. ``supersedes`` (null where none) is the id of an
@@ -114,6 +125,9 @@ class RecentTier(Protocol):
             DuplicateEventError: one id twice for one user in this call.
             UnknownEventError: ``supersedes`` names no earlier event of the user.
             PositionConflict: a partition does not stand where its advance says.
+            Overloaded: the tier takes no more for now.
+        And, with rows that are there:
+            Unacknowledged: the call was cut short, in a tier that is not atomic over users.
         """
         ...
 
@@ -132,7 +146,8 @@ class RecentTier(Protocol):
         ...
 
     def read_since(self, users: Users, after: npt.NDArray[np.int64], schema: EventSchema | None = None) -> RecentRead:
-        """Events with ``arrival > after[u]`` (strict) of each user, all as of one moment.
+        """Events with ``arrival > after[u]`` (strict) of each user, all as of one moment (of each user, where the tier
+        is not ``atomic_over_users``).
 
         Columns are those of ``schema`` (the newest that the tier knows of by default), matched by column id: null where
         an event's own schema lacks one, cast where it was widened.

@@ -1,0 +1,527 @@
+"""One call of the recent tier on Redis: what it reads, what it writes, and how that becomes atomic for each user.
+
+A user is two keys under one hash tag, so that one script may touch both on a cluster too::
+
+    {thinrow:shop:42}      list: the record, then the blocks, each after the 8 bytes of its first arrival
+    {thinrow:shop:42}:i    hash: event id -> pair (arrival, event_ts)
+
+The record is the user's pair (counter, trimmed_through) and four tokens. Every write of a user puts the token of its
+call in place of the oldest of them, so that no two records of a user are ever the same. A script writes only if the
+record is still the one that the call has read: so a call that was sent twice, or comes late, cannot be done twice, and
+one whose answer was lost finds its token in the record if it was done.
+
+Worked example: user 42 has counter 7. Two processes read the record at once, both number an event 8 and both send it.
+The second script finds another record, writes nothing, and its process reads counter 8 and numbers its event 9.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from thinrow.core.errors import StoreError
+from thinrow.core.users import UserKind
+from thinrow.history.recent.keys import PAIR_DTYPE, users_of_keys
+from thinrow.history.recent.redis_link import RedisLink, pack
+
+_PAIR = PAIR_DTYPE.itemsize
+_TOKEN, _TOKENS = 8, 4
+_NO_TOKENS = bytes(_TOKEN * _TOKENS)
+_SCAN_COUNT = b"2000"
+
+#: Of KEYS list and ids: expected record, new record ("" forgets the user), blocks to drop from the front, how many
+#: blocks follow, how many of these go to the front, how many fields of ids are dropped; then blocks, dropped fields,
+#: new pairs. 1 where it was done, 2 where it had been, 0 where the record is another. What frees memory comes first: a
+#: full server lets a script go on that has begun to write.
+WRITE = """
+local list, ids = KEYS[1], KEYS[2]
+local now = redis.call('LINDEX', list, 0) or ''
+if now ~= ARGV[1] then
+  local token = string.sub(ARGV[2], -8)
+  if ARGV[2] ~= '' and string.find(now, token, 21, true) then return 2 end
+  return 0
+end
+local drop, blocks, front, gone = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local function each(first, last, call)
+  for a = first, last, 4000 do call(unpack(ARGV, a, math.min(a + 3999, last))) end
+end
+local at = 7 + blocks
+each(at, at + gone - 1, function(...) redis.call('HDEL', ids, ...) end)
+if ARGV[2] == '' then
+  redis.call('DEL', list)
+elseif drop > 0 then
+  redis.call('LTRIM', list, drop + 1, -1)
+  each(7, 6 + front, function(...) redis.call('LPUSH', list, ...) end)
+  redis.call('LPUSH', list, ARGV[2])
+elseif now == '' then
+  redis.call('RPUSH', list, ARGV[2])
+else
+  redis.call('LSET', list, 0, ARGV[2])
+end
+each(7 + front, 6 + blocks, function(...) redis.call('RPUSH', list, ...) end)
+each(at + gone, #ARGV, function(...) redis.call('HSET', ids, ...) end)
+return 1
+"""
+
+#: Of KEYS list: through as 8 bytes. The record, how many blocks begin at it or before, and the last of these.
+BEGINNING = """
+local function above(a, b)
+  for i = 1, 8 do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then return x > y end
+  end
+  return false
+end
+local low, high = 0, redis.call('LLEN', KEYS[1]) - 1
+local last = ''
+while low < high do
+  local middle = math.ceil((low + high) / 2)
+  local block = redis.call('LINDEX', KEYS[1], middle)
+  if above(block, ARGV[1]) then high = middle - 1 else low, last = middle, block end
+end
+return {redis.call('LINDEX', KEYS[1], 0), math.max(low, 0), last}
+"""
+
+#: Of KEYS hash: pairs of a field and what it must hold ("" for nothing) and then holds. 1, or 0 where one does not.
+ADVANCE = """
+for i = 1, #ARGV, 3 do
+  if (redis.call('HGET', KEYS[1], ARGV[i]) or '') ~= ARGV[i + 1] then
+    return redis.call('HGET', KEYS[1], ARGV[i]) == ARGV[i + 2] and 2 or 0
+  end
+end
+for i = 1, #ARGV, 3 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 2]) end
+return 1
+"""
+#: Of KEYS meta: a floor in decimal digits, and a field to set or "". The larger of this floor and the one held.
+RAISE = """
+local held = redis.call('HGET', KEYS[1], 'floor') or '0'
+if #ARGV[1] > #held or (#ARGV[1] == #held and ARGV[1] > held) then
+  held = ARGV[1]
+  redis.call('HSET', KEYS[1], 'floor', held)
+end
+if ARGV[2] ~= '' then redis.call('HSET', KEYS[1], ARGV[2], '1') end
+return held
+"""
+
+#: Of KEYS meta: fields and values of a new tier. 1, or 0 where there is one.
+BEGIN = """
+if redis.call('HEXISTS', KEYS[1], 'tier') == 1 then return 0 end
+redis.call('HSET', KEYS[1], unpack(ARGV))
+return 1
+"""
+SCRIPTS = (WRITE, BEGINNING, ADVANCE, RAISE, BEGIN)
+_SHA = {script: hashlib.sha1(script.encode()).hexdigest().encode() for script in SCRIPTS}
+
+
+def call_of(script: str, keys: Sequence[bytes], *arguments: bytes) -> bytes:
+    """The command that runs one of ``SCRIPTS``."""
+    return pack(b"EVALSHA", _SHA[script], b"%d" % len(keys), *keys, *arguments)
+
+
+class RedisKeys:
+    """Names of a store's keys. ``user_key`` is that of ``recent.keys``."""
+
+    def __init__(self, name: str, kind: UserKind) -> None:
+        self._prefix, self._kind = f"{{thinrow:{name}:".encode(), kind
+        self.meta = f"{{thinrow:{name}}}".encode()
+        self.positions = self.meta + b":positions"
+        self.pattern = self._prefix + b"*"
+
+    def user(self, user_key: bytes) -> bytes:
+        """The list of a user."""
+        name = users_of_keys([user_key], self._kind)[0]
+        return self._prefix + str(name).encode() + b"}"
+
+    def user_keys(self, found: Iterable[bytes], suffix: bytes = b"}") -> Iterator[tuple[bytes, bytes]]:
+        """(user key, key) of the user's keys that end so, among keys of the store."""
+        for key in found:
+            if key.endswith(suffix):
+                name = key[len(self._prefix) : -len(suffix)]
+                yield self._encoded(name), key
+
+    def _encoded(self, name: bytes) -> bytes:
+        if self._kind == "int64":
+            return ((int(name) + (1 << 63)) & ((1 << 64) - 1)).to_bytes(8, "big")
+        return bytes(b + 1 for b in name) + b"\0"
+
+    def split(self, key: bytes) -> tuple[bytes, bytes]:
+        """User key and event id of a key in ``ids``."""
+        at = 8 if self._kind == "int64" else key.index(0) + 1
+        return key[:at], key[at:]
+
+
+@dataclass(slots=True)
+class View:
+    """What a call knows of a user, and what it will write.
+
+    Attributes:
+        key: of the list.
+        record: as read; empty where the user is unknown, None where it has not been read.
+        ids: event id -> pair, empty where there is none.
+        listed: the blocks, where they were read: elements of the list.
+        begun: how many blocks begin at or before a trim, and the last of them.
+        pair: the new one; empty forgets the user.
+        done: whether it is written.
+        sent: whether it may be.
+    """
+
+    key: bytes
+    record: bytes | None = None
+    ids: dict[bytes, bytes] = field(default_factory=dict)
+    listed: list[bytes] | None = None
+    begun: tuple[int, bytes] | None = None
+    pair: bytes | None = None
+    drop: int = 0
+    front: list[bytes] = field(default_factory=list)
+    blocks: list[bytes] = field(default_factory=list)
+    new_ids: list[bytes] = field(default_factory=list)
+    dropped_ids: list[bytes] = field(default_factory=list)
+    done: bool = False
+    sent: bool = False
+
+    def unread(self) -> None:
+        """Forget what was read, but not that it may be written."""
+        self.record, self.listed, self.begun = None, None, None
+        self.ids = {}
+
+    def unwritten(self) -> None:
+        """Forget what was to be written."""
+        self.pair, self.drop = None, 0
+        self.front, self.blocks, self.new_ids, self.dropped_ids = [], [], [], []
+
+
+class Server(Protocol):
+    """What a call asks of the tier."""
+
+    def settle(self, meta: Sequence[Any], replication: bytes) -> None:
+        """See that numbers begin above all that were given before, by the state of the server."""
+        ...
+
+    def begin_above(self, number: int) -> None:
+        """Let unknown users begin above a number."""
+        ...
+
+
+class Torn(Exception):
+    """A call ends with some users written, or perhaps written. ``done`` and ``unknown`` are user keys."""
+
+    def __init__(self, why: str, done: set[bytes], unknown: set[bytes]) -> None:
+        self.done, self.unknown = done, unknown
+        super().__init__(why)
+
+
+class RedisTransaction:
+    """``Reading`` and ``Writing``. All of a user's writes hold or none; users are written one after another."""
+
+    def __init__(self, link: RedisLink, keys: RedisKeys, server: Server) -> None:
+        self._link, self._keys, self._server = link, keys, server
+        self.views: dict[bytes, View] = {}
+        self._token = secrets.token_bytes(_TOKEN)
+        self._positions: dict[bytes, bytes] = {}
+        self._advances: list[tuple[bytes, bytes]] = []
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def fetch(
+        self, users: Sequence[bytes], ids: Sequence[bytes] = (), *, blocks: bool = False, through: Sequence[int] = ()
+    ) -> None:
+        """Read what the call is about to ask for, in one round trip."""
+        wanted: dict[bytes, list[bytes]] = {}
+        for key in ids:
+            user, name = self._keys.split(key)
+            wanted.setdefault(user, []).append(name)
+        commands: list[bytes] = []
+        takers: list[tuple[View, Callable[..., None], list[bytes]]] = []
+        for i, user in enumerate(users):
+            view = self._view(user)
+            if view.done:
+                continue
+            if through:
+                commands.append(call_of(BEGINNING, [view.key], through[i].to_bytes(8, "big")))
+                takers.append((view, _take_beginning, []))
+            elif blocks:
+                commands.append(pack(b"LRANGE", view.key, b"0", b"-1"))
+                takers.append((view, _take_list, []))
+            elif view.record is None:
+                commands.append(pack(b"LINDEX", view.key, b"0"))
+                takers.append((view, _take_record, []))
+            names = [n for n in wanted.get(user, ()) if n not in view.ids]
+            if names:
+                commands.append(pack(b"HMGET", view.key + b":i", *names))
+                takers.append((view, _take_ids, names))
+        commands += [pack(b"HMGET", self._keys.meta, b"tier", b"floor"), pack(b"INFO", b"replication")]
+        replies = self._link.read(commands)
+        for (view, take, names), reply in zip(takers, replies, strict=False):
+            take(view, reply, names)
+        self._server.settle(replies[-2], replies[-1])
+
+    def pairs(self, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """See ``Reading``."""
+        if name == "positions":
+            if keys:
+                found = self._link.ask(b"HMGET", self._keys.positions, *keys)
+                self._positions = {k: v for k, v in zip(keys, found, strict=True) if v is not None}
+            return self._positions
+        if name == "ids":
+            return self._ids(keys)
+        missing = [k for k in keys if self._view(k).record is None]
+        if missing:
+            self.fetch(missing)
+        return {k: r[:_PAIR] for k in keys if (r := self.views[k].record)}
+
+    def _ids(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        split = [self._keys.split(k) for k in keys]
+        missing = [k for k, (u, n) in zip(keys, split, strict=True) if n not in self._view(u).ids]
+        if missing:
+            self.fetch(list(dict.fromkeys(self._keys.split(k)[0] for k in missing)), missing)
+        return {k: v for k, (u, n) in zip(keys, split, strict=True) if (v := self.views[u].ids[n])}
+
+    def blocks(self, user_key: bytes, after: int, into_keys: list[bytes], into_values: list[bytes]) -> int:
+        """See ``Reading``."""
+        listed = self._view(user_key).listed
+        if listed is None:
+            self.fetch([user_key], blocks=True)
+            listed = self.views[user_key].listed or []
+        first = 0
+        if listed and listed[0][:8] <= (wanted := (after + 1).to_bytes(8, "big")):
+            first = bisect_right(listed, wanted, key=lambda e: e[:8]) - 1
+        shown = listed[first:]
+        into_keys += [user_key + e[:8] for e in shown]
+        into_values += [e[8:] for e in shown]
+        return len(shown)
+
+    def holders(self) -> list[bytes]:
+        """See ``Reading``."""
+        found: list[bytes] = []
+        for some in self._lists():
+            lengths = self._link.read([pack(b"LLEN", key) for _, key in some])
+            found += [user for (user, _), n in zip(some, lengths, strict=True) if n > 1]
+        return sorted(set(found))
+
+    def known(self) -> list[bytes]:
+        """Keys of all users that are known, ascending."""
+        return sorted({user for some in self._lists() for user, _ in some})
+
+    def scan(self, name: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """See ``Reading``."""
+        if name == "positions":
+            held = _as_pairs(self._link.ask(b"HGETALL", self._keys.positions))
+            yield from sorted((k, v) for k, v in held if k.startswith(prefix))
+        elif name == "users":
+            for user in self.known():
+                record = self._link.ask(b"LINDEX", self._keys.user(user), b"0")
+                if record:
+                    yield user, record[:_PAIR]
+        elif prefix:
+            yield from self._ids_of(prefix, self._keys.user(prefix) + b":i")
+        else:
+            for some in self._lists(b"}:i"):
+                for user, key in some:
+                    yield from self._ids_of(user, key)
+
+    def _ids_of(self, user: bytes, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for name, pair in sorted(_as_pairs(self._link.ask(b"HGETALL", key))):
+            yield user + name, pair
+
+    def _lists(self, suffix: bytes = b"}") -> Iterator[list[tuple[bytes, bytes]]]:
+        cursor = b"0"
+        while True:
+            cursor, keys = self._link.ask(b"SCAN", cursor, b"MATCH", self._keys.pattern, b"COUNT", _SCAN_COUNT)
+            some = list(self._keys.user_keys(keys, suffix))
+            if some:
+                yield some
+            if cursor == b"0":
+                return
+
+    def _view(self, user_key: bytes) -> View:
+        view = self.views.get(user_key)
+        if view is None:
+            view = self.views[user_key] = View(self._keys.user(user_key))
+        return view
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def put_pairs(self, name: str, items: Iterable[tuple[bytes, bytes]]) -> None:
+        """See ``Writing``."""
+        if name == "positions":
+            self._advances = list(items)
+            return
+        for key, value in items:
+            user, field_name = (key, b"") if name == "users" else self._keys.split(key)
+            view = self._view(user)
+            if view.done:
+                continue
+            if name == "users":
+                view.pair = value
+            else:
+                view.new_ids += (field_name, value)
+
+    def put_blocks(self, items: Iterable[tuple[bytes, bytes]]) -> None:
+        """See ``Writing``."""
+        for key, value in items:
+            view = self._view(key[:-8])
+            if not view.done:
+                (view.front if view.drop else view.blocks).append(key[-8:] + value)
+
+    def pop_blocks(self, user_key: bytes, through: int) -> tuple[bytes, bytes] | None:
+        """See ``Writing``."""
+        view = self._view(user_key)
+        if view.begun is None:
+            self.fetch([user_key], through=[through])
+        assert view.begun is not None
+        view.drop, last = view.begun
+        return (user_key + last[:8], last[8:]) if view.drop else None
+
+    def drop_pairs(self, name: str, keys: Sequence[bytes]) -> None:
+        """See ``Writing``."""
+        for key in keys:
+            user, field_name = (key, b"") if name == "users" else self._keys.split(key)
+            view = self._view(user)
+            if view.done:
+                continue
+            if name == "users":
+                view.pair = b""
+            else:
+                view.dropped_ids.append(field_name)
+
+    def raise_floor(self, at_least: int) -> None:
+        """See ``Writing``; at once, for it must hold before a user is forgotten."""
+        self._server.begin_above(at_least)
+
+    def start(self) -> None:
+        """Before the work is done, for the first time or again."""
+        for view in self.views.values():
+            if not view.done:
+                view.unwritten()
+        self._advances = []
+
+    def done(self) -> set[bytes]:
+        """Keys of the users that are written."""
+        return {u for u, v in self.views.items() if v.done}
+
+    def commit(self) -> Exception | None:
+        """Write what is not written of each user. None where all is there; else why not, and the work is to be done
+        again: it then sees those that are written as they were before, and nothing of them is written twice.
+
+        Raises:
+            Torn: it cannot be known whether rows are there.
+        """
+        todo = {u: v for u, v in self.views.items() if not v.done and _writes(v)}
+        commands = [self._command(v) for v in todo.values()]
+        waits = self._link.location.replicas
+        if waits:
+            if not commands:
+                commands.append(pack(b"HINCRBY", self._keys.meta, b"waits", b"0"))
+            commands.append(pack(b"WAIT", b"%d" % waits, b"%d" % int(1_000 * self._link.location.timeout_s)))
+        replies, lost = self._link.pipeline(commands) if commands else ([], None)
+        error: Exception | None = lost
+        for (_, view), reply in zip(todo.items(), replies, strict=False):
+            if isinstance(reply, Exception):
+                error = error or reply
+            elif reply:
+                view.done = True
+            else:
+                view.unread()
+                error = error or Moved("a record is not the one that was read")
+        if lost is not None:
+            for view in list(todo.values())[len(replies) :]:
+                view.sent = True
+            self._resolve({u: v for u, v in todo.items() if v.sent and not v.done})
+            error = lost if any(not v.done for v in todo.values()) else (TooFewReplicas() if waits else None)
+        if error is None and waits and (not replies or replies[-1] < waits):
+            return TooFewReplicas()
+        if error is None and self._advances:
+            error = self._advance()
+        return error
+
+    def _command(self, view: View) -> bytes:
+        assert view.record is not None
+        held = view.record[_PAIR:] or _NO_TOKENS
+        pair = view.record[:_PAIR] if view.pair is None else view.pair
+        record = pair + held[_TOKEN:] + self._token if pair else b""
+        counts = view.drop, len(view.front) + len(view.blocks), len(view.front), len(view.dropped_ids)
+        return call_of(
+            WRITE,
+            [view.key, view.key + b":i"],
+            view.record,
+            record,
+            *[b"%d" % c for c in counts],
+            *view.front,
+            *view.blocks,
+            *view.dropped_ids,
+            *view.new_ids,
+        )
+
+    def _resolve(self, doubtful: dict[bytes, View]) -> None:
+        """Find out what a lost connection left of users that it may have written."""
+        if not doubtful:
+            return
+        try:
+            records = self._link.read([pack(b"LINDEX", v.key, b"0") for v in doubtful.values()])
+        except StoreError as e:
+            raise Torn(str(e), self.done(), set(doubtful)) from e
+        unknown = set()
+        for (user, view), record in zip(doubtful.items(), records, strict=True):
+            tokens, before = (record or b"")[_PAIR:], view.record or b""
+            if self._token in tokens:
+                view.done = True
+            elif (record or b"") != before:
+                # Ours would stand right behind the one that it has seen.
+                follows = before[-_TOKEN:] in tokens if before else tokens[:_TOKEN] == bytes(_TOKEN)
+                ids = len(view.new_ids) // 2
+                if not follows and record and view.blocks and not self._named(view, ids):
+                    unknown.add(user)
+                view.unread()
+            view.sent = False
+        if unknown:
+            raise Torn("the answer was lost, and others have written since", self.done(), unknown)
+
+    def _named(self, view: View, ids: int) -> bool:
+        """Whether every new row has an event id, so that it may be appended again."""
+        rows = sum(int.from_bytes(b[16:20], "little") for b in view.blocks)
+        return ids == rows
+
+    def _advance(self) -> Exception | None:
+        arguments = [part for key, value in self._advances for part in (key, self._positions.get(key, b""), value)]
+        replies, lost = self._link.pipeline([call_of(ADVANCE, [self._keys.positions], *arguments)])
+        if lost is not None:
+            return lost
+        if isinstance(replies[0], Exception):
+            return replies[0]
+        return None if replies[0] else Moved("a position is not the one that was read")
+
+
+class Moved(Exception):
+    """Somebody else wrote between reading and writing: nothing was written."""
+
+
+class TooFewReplicas(Exception):
+    """All is written, but not on as many replicas as were asked for."""
+
+
+def _writes(view: View) -> bool:
+    return view.pair is not None or bool(view.blocks or view.drop or view.new_ids or view.dropped_ids)
+
+
+def _take_record(view: View, reply: bytes | None, _: list[bytes]) -> None:
+    view.record = reply or b""
+
+
+def _take_list(view: View, reply: list[bytes], _: list[bytes]) -> None:
+    view.record, view.listed = (reply[0], reply[1:]) if reply else (b"", [])
+
+
+def _take_beginning(view: View, reply: list[Any], _: list[bytes]) -> None:
+    view.record, view.begun = reply[0] or b"", (reply[1], reply[2])
+
+
+def _take_ids(view: View, reply: list[bytes | None], names: list[bytes]) -> None:
+    view.ids.update(zip(names, [r or b"" for r in reply], strict=True))
+
+
+def _as_pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
