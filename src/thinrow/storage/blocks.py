@@ -130,13 +130,12 @@ class _Nested:
 class _Runs(_Nested):
     """Codec 8, for stripes of two rows a run or more."""
 
-    def __init__(self, values: Values, possible: Bools) -> None:
+    def __init__(self, values: Values, possible: Bools, counts: I64) -> None:
+        """``counts``: (S,) runs."""
         rows, words = np.diff(values.stripe_off), values.words
         new = np.ones(len(words), np.bool_)
         np.not_equal(words[1:], words[:-1], out=new[1:])
         new[values.stripe_off[:-1][rows > 0]] = True
-        counts = np.diff(offsets_of(new)[values.stripe_off])
-        possible = possible & (2 * counts <= rows)
         starts = np.flatnonzero(new & np.repeat(possible, rows))
         counts = np.where(possible, counts, 0)
         runs = values.take(starts, counts)
@@ -206,23 +205,59 @@ def packed_bytes(n: I64, width: npt.NDArray[Any]) -> I64:
     return found
 
 
-def encode_fixed(values: Values) -> EncodedStream:
+class Planned:
+    """The best block of each stripe, chosen but not written; that of the last candidate where ``last`` (S,) says so,
+    and only there.
+
+    Attributes:
+        n_bytes: of all blocks.
+    """
+
+    def __init__(self, candidates: Sequence[_Candidate], last: Bools | None = None) -> None:
+        choice = candidates if last is None else candidates[:-1]
+        best = np.stack([c.size * 32 + c.codec for c in choice]).argmin(axis=0)
+        if last is not None:
+            best = np.where(last, len(choice), best)
+        self._candidates, self._best = candidates, best
+        self._offsets = offsets_of(self._chosen([c.size for c in candidates]))
+        self.n_bytes = int(self._offsets[-1])
+
+    def _chosen(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """(S,) what each stripe's candidate has."""
+        found: npt.NDArray[Any] = np.choose(self._best, arrays)
+        return found
+
+    def write(self) -> EncodedStream:
+        """The blocks."""
+        offsets, candidates = self._offsets, self._candidates
+        payload = np.zeros(self.n_bytes, np.uint8)
+        for i, candidate in enumerate(candidates):
+            chosen = self._best == i
+            if chosen.any():
+                candidate.write(chosen, payload, offsets[:-1])
+        codec, width = self._chosen([c.codec for c in candidates]), self._chosen([c.width for c in candidates])
+        crc = kernel("crc32c_many")(payload, offsets[:-1], np.diff(offsets))
+        coded = bool(self._chosen([c.coded for c in candidates]).any())
+        return EncodedStream(codec, width, payload, offsets, crc, coded)
+
+
+def plan_fixed(values: Values) -> Planned:
     """Fixed-width values in the smallest block that the codecs give each stripe; ties go to the lower codec.
 
     Raises:
         InputError: a stripe does not begin with a restart, or a code is not in the dictionary.
     """
     values.check()
-    return _assemble(_candidates(values))
+    return Planned(_candidates(values))
 
 
-def encode_nullable(values: Values, null: Bools) -> tuple[EncodedStream, EncodedStream]:
+def plan_nullable(values: Values, null: Bools) -> tuple[Planned, Planned]:
     """The streams of nulls and of values of a column in which ``null`` (R,) rows are null; their words must be 0.
 
     Where that is smaller a stripe's values are those of the other rows alone, and its nulls are the absent ones.
 
     Raises:
-        InputError: as ``encode_fixed``.
+        InputError: as ``plan_fixed``.
     """
     values.check()
     flags = Values(null.astype(np.uint64), values.stripe_off, values.restarts, 1)
@@ -231,8 +266,18 @@ def encode_nullable(values: Values, null: Bools) -> tuple[EncodedStream, Encoded
     sparse = _Sparse(values, ~null, np.zeros(len(n_null), np.uint64), n_null > 0)
     apart = np.min([c.size for c in candidates], axis=0) + np.min([c.size for c in of_flags], axis=0)
     together = sparse.size < apart
-    nulls = _assemble([*of_flags, _Absent(len(n_null))], together)
-    return nulls, _assemble([*candidates, sparse], together)
+    return Planned([*of_flags, _Absent(len(n_null))], together), Planned([*candidates, sparse], together)
+
+
+def encode_fixed(values: Values) -> EncodedStream:
+    """``plan_fixed``, written."""
+    return plan_fixed(values).write()
+
+
+def encode_nullable(values: Values, null: Bools) -> tuple[EncodedStream, EncodedStream]:
+    """``plan_nullable``, written."""
+    nulls, shown = plan_nullable(values, null)
+    return nulls.write(), shown.write()
 
 
 class _Absent:
@@ -248,35 +293,17 @@ class _Absent:
 
 def _candidates(values: Values) -> list[_Candidate]:
     plain = _Plain(values)
+    found: list[_Candidate] = [plain]
     # Below this no head pays.
     possible = plain.size > 24
     if not possible.any():
-        return [plain]
-    fill, count = kernel("majority_words")(values.words, values.stripe_off)
+        return found
+    runs, fill, count = kernel("stripe_words")(values.words, values.stripe_off)
     rows = np.diff(values.stripe_off)
+    few = possible & (2 * runs <= rows)
+    if few.any():
+        found.append(_Runs(values, few, runs))
     often = possible & (2 * count > rows)
-    found: list[_Candidate] = [plain, _Runs(values, possible)]
     if often.any():
         found.append(_Sparse(values, values.words != np.repeat(fill, rows), fill, often))
     return found
-
-
-def _assemble(candidates: Sequence[_Candidate], last: Bools | None = None) -> EncodedStream:
-    """The best block of each stripe; that of the last candidate where ``last`` (S,) says so, and only there."""
-    choice = candidates if last is None else candidates[:-1]
-    key = np.stack([c.size * 32 + c.codec for c in choice])
-    best = key.argmin(axis=0)
-    if last is not None:
-        best = np.where(last, len(choice), best)
-    stripes = np.arange(len(best))
-    size = np.stack([c.size for c in candidates])[best, stripes]
-    offsets = offsets_of(size)
-    payload = np.zeros(int(offsets[-1]), np.uint8)
-    for i, candidate in enumerate(candidates):
-        chosen = best == i
-        if chosen.any():
-            candidate.write(chosen, payload, offsets[:-1])
-    codec, width = (np.stack(a)[best, stripes] for a in ([c.codec for c in candidates], [c.width for c in candidates]))
-    coded = bool(np.stack([c.coded for c in candidates])[best, stripes].any())
-    crc = kernel("crc32c_many")(payload, offsets[:-1], size)
-    return EncodedStream(codec, width, payload, offsets, crc, coded)

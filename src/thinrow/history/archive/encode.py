@@ -8,6 +8,7 @@ are ``[0, 1]`` and ``[1, 2]``: an entry gets the next code when it first appears
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from thinrow.jagged import Column, Events
 from thinrow.jagged.column import ARROW_TYPES
 from thinrow.kernels import kernel
 from thinrow.schema.event_schema import MAX_ELEMENTS
-from thinrow.storage.blocks import Values, encode_fixed, encode_nullable
+from thinrow.storage.blocks import Planned, Values, encode_fixed, plan_fixed, plan_nullable
 from thinrow.storage.codecs import NO_CODE, EncodedStream, encode_bytes
 
 #: A fixed-width column has a segment dictionary where its distinct values are at most this many.
@@ -155,7 +156,7 @@ class ColumnEncoder:
 
     def _encode(self, values: Values, null: npt.NDArray[np.bool_]) -> list[EncodedStream]:
         """Nulls, where there can be some, and values."""
-        return list(encode_nullable(values, null)) if len(null) else [encode_fixed(values)]
+        return [plan.write() for plan in _plans(values, null)]
 
     def finish(self) -> EncodedColumn:
         """Dictionary, digest and counts of all that was added."""
@@ -187,12 +188,13 @@ class ColumnEncoder:
             self._coding = False
             fresh = self._frequent(words)
             if len(fresh):
-                streams = self._encode(_coded(values, np.concatenate([known, fresh])), null)
-                plain = self._encode(_coded(values, known), null)
-                if _bytes(streams) + 8 * len(fresh) >= _bytes(plain):
-                    streams = plain
+                more = np.concatenate([known, fresh])
+                plans, plain = (_plans(_coded(values, w), null) for w in (more, known))
+                if sum(p.n_bytes for p in plans) + 8 * len(fresh) >= sum(p.n_bytes for p in plain):
+                    plans = plain
                 else:
-                    self._words = np.concatenate([known, fresh])
+                    self._words = more
+                streams = [p.write() for p in plans]
                 self._used = self._used or streams[-1].coded
                 return streams
         streams = self._encode(_coded(values, known, codes), null)
@@ -216,8 +218,8 @@ class ColumnEncoder:
         if self._rows < 2 * self._looked_at:
             return words[:0]
         self._looked_at = self._rows
-        found, counts = np.unique(words[:: max(1, len(words) // _SAMPLE)], return_counts=True)
-        new = (counts >= _OFTEN) & (kernel("code_words")(found, self._words) == NO_CODE)
+        found, counts = kernel("count_words")(words[:: max(1, len(words) // _SAMPLE)], _OFTEN)
+        new = kernel("code_words")(found, self._words) == NO_CODE
         fresh: npt.NDArray[np.uint64] = found[new][np.argsort(-counts[new], kind="stable")]
         return fresh
 
@@ -281,8 +283,8 @@ def _coded(values: Values, dictionary: npt.NDArray[np.uint64], codes: npt.NDArra
     return replace(values, codes=found, n_words=len(dictionary))
 
 
-def _bytes(streams: list[EncodedStream]) -> int:
-    return sum(len(s.payload) for s in streams)
+def _plans(values: Values, null: npt.NDArray[np.bool_]) -> Sequence[Planned]:
+    return plan_nullable(values, null) if len(null) else (plan_fixed(values),)
 
 
 def column_of(events: Events, spec: StoredColumn) -> Column:

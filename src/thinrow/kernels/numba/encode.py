@@ -579,20 +579,3 @@ def write_blocks(
     plan = (codec, width, base, scale, floats, offsets, payload.view(np.uint64))
     scratch = (slot_stamp, slot_word, found, np.empty_like(slot_word))
     _write(words, stripe_offsets, restarts, codes, *plan, *scratch)
-
-
-@njit
-def majority_words(words: Array, stripe_offsets: Array) -> tuple[Array, Array]:
-    """Of each stripe the word of more than half of its rows, where there is one, else some word (0 of no rows); and in
-    how many rows it is: (S,) uint64 and int64. By the vote of Boyer and Moore (1981)."""
-    n = len(stripe_offsets) - 1
-    word, count = np.zeros(n, np.uint64), np.zeros(n, np.int64)
-    for s in range(n):
-        lead = 0
-        for r in range(stripe_offsets[s], stripe_offsets[s + 1]):
-            if lead == 0:
-                word[s] = words[r]
-            lead += 1 if words[r] == word[s] else -1
-        for r in range(stripe_offsets[s], stripe_offsets[s + 1]):
-            count[s] += words[r] == word[s]
-    return word, count

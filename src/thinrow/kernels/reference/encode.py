@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -245,18 +244,3 @@ def write_blocks(
             int(scale[s]),
         )
         payload[offsets[s] : offsets[s + 1]] = np.frombuffer(block, np.uint8)
-
-
-def majority_words(words: Array, stripe_offsets: Array) -> tuple[Array, Array]:
-    """As ``thinrow.kernels.numba.encode.majority_words``."""
-    found, counts = [], []
-    for start, stop in itertools.pairwise(stripe_offsets.tolist()):
-        word, lead = 0, 0
-        values = words[start:stop].tolist()
-        for value in values:
-            if lead == 0:
-                word = value
-            lead += 1 if value == word else -1
-        found.append(word)
-        counts.append(values.count(word))
-    return np.array(found, np.uint64), np.array(counts, np.int64)

@@ -1,0 +1,83 @@
+"""Statistics of words that an encoder asks for before it chooses: frequent ones, runs, majorities.
+
+Worked example: of ``[7, 9, 7, 7, 8]`` the words that are there 3 times or more are ``[7]``, ``[3]`` times. As one
+stripe they have 4 runs, and 7 is the word of more than half of the rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.kernels.numba.jit import njit
+
+Array = npt.NDArray[Any]
+
+
+@njit
+def _count(words: Array, least: int) -> tuple[Array, Array]:
+    size = 64
+    while size < 2 * len(words):
+        size *= 2
+    mask, mix = np.uint64(size - 1), np.uint64(0x9E3779B97F4A7C15)
+    # A byte a slot stays in the cache and rules most rare words out: a slot counts all words that fall into it.
+    seen = np.zeros(size, np.uint8)
+    for i in range(len(words)):
+        slot = ((words[i] * mix) >> np.uint64(24)) & mask
+        seen[slot] += seen[slot] < least
+    held, counts = np.zeros(size, np.uint64), np.zeros(size, np.int64)
+    n = 0
+    for i in range(len(words)):
+        word = words[i]
+        slot = ((word * mix) >> np.uint64(24)) & mask
+        if seen[slot] < least:
+            continue
+        while counts[slot] > 0 and held[slot] != word:
+            slot = (slot + np.uint64(1)) & mask
+        held[slot] = word
+        counts[slot] += 1
+        n += counts[slot] == least
+    found, often = np.empty(n, np.uint64), np.empty(n, np.int64)
+    n = 0
+    for at in range(size):
+        if counts[at] >= least:
+            found[n], often[n] = held[at], counts[at]
+            n += 1
+    return found, often
+
+
+def count_words(words: Array, least: int) -> tuple[Array, Array]:
+    """The words (uint64, ascending) that ``words`` (R,) holds ``least`` times (1 to 255) or more, and how often."""
+    found, counts = _count(words, least)
+    order = np.argsort(found)
+    return found[order], counts[order]
+
+
+@njit
+def stripe_words(words: Array, stripe_offsets: Array) -> tuple[Array, Array, Array]:
+    """Of each stripe: its runs of equal words; the word of more than half of its rows, where there is one, else some
+    word (0 of no rows); and in how many rows that word is, 0 where it is surely no majority.
+
+    Returns:
+        (S,) int64, uint64 and int64. The majority by the vote of Boyer and Moore (1981).
+    """
+    n = len(stripe_offsets) - 1
+    runs, word, count = np.zeros(n, np.int64), np.zeros(n, np.uint64), np.zeros(n, np.int64)
+    for s in range(n):
+        rows = words[stripe_offsets[s] : stripe_offsets[s + 1]]
+        changes, lead, leader = 0, 0, np.uint64(0)
+        for r in range(1, len(rows)):
+            changes += rows[r] != rows[r - 1]
+        runs[s] = changes + (len(rows) > 0)
+        for r in range(len(rows)):
+            leader = rows[r] if lead == 0 else leader
+            lead += 1 if rows[r] == leader else -1
+        word[s] = leader
+        if lead > 0:
+            often = 0
+            for r in range(len(rows)):
+                often += rows[r] == leader
+            count[s] = often
+    return runs, word, count
