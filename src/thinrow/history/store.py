@@ -34,6 +34,9 @@ from thinrow.history.backup import BackupReport, backup, prune, restore, told
 from thinrow.history.buckets import CompactReport, Progress
 from thinrow.history.bulk.source import BulkInput
 from thinrow.history.compact import compact
+from thinrow.history.dead_letters import FOLDER as DEAD_FOLDER
+from thinrow.history.dead_letters import SOURCE as DEAD_SOURCE
+from thinrow.history.dead_letters import DeadLetters, of_users, older_than
 from thinrow.history.engines import BucketEngine, EngineName, engine_of
 from thinrow.history.erase import EventsOf, Retention
 from thinrow.history.erasure import (
@@ -45,6 +48,7 @@ from thinrow.history.erasure import (
     finish,
     refuse_unfinished_loads,
     retain,
+    retention_of,
 )
 from thinrow.history.evolve import evolve
 from thinrow.history.intake import CheckedEvents, check_table, request_times
@@ -414,6 +418,8 @@ class HistoryStore:
         ids, _ = distinct(as_users(users, self.schema.user_kind))
         if not dry_run:
             refuse_unfinished_loads(self.path / "loads")
+            # Before the journal begins: so a crash after it need not know of them.
+            self.dead_letters.erase(of_users({*ids.tolist(), *(e.user for e in events)}))
             # Who names other logs and tables than the one that was cut short does not clean those.
             self.finish_erasures(lambda p: also if p.paths == (paths or {}) else None, grace_s=grace_s)
         return erase(
@@ -427,6 +433,11 @@ class HistoryStore:
             dry_run=dry_run,
             progress=progress,
         )
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """Events of sources that could not be taken in, until they are retried."""
+        return DeadLetters(self.path / DEAD_FOLDER, lambda: int(self.recent.positions(DEAD_SOURCE).get("", "0")))
 
     def pending_erasures(self) -> list[Pending]:
         """Erasures that were begun and cut short."""
@@ -458,11 +469,14 @@ class HistoryStore:
 
         Further arguments and errors as ``erase``.
         """
+        policy, now_ms = retention or retention_of(self.pin()), self._clock()
+        if policy.max_age_ms is not None and not dry_run:
+            self.dead_letters.erase(older_than(now_ms - policy.max_age_ms))
         return retain(
             self.archive,
             self.recent,
             retention,
-            self._clock(),
+            now_ms,
             also=also,
             grace_s=grace_s,
             dry_run=dry_run,

@@ -1,0 +1,249 @@
+"""Events of a source that could not be taken in, with the reason, until somebody retries or erases them.
+
+Worked example. ``store/dead/`` holds ``letters-00000.jsonl``, one letter a line, its CRC last::
+
+    {"at_ms":...,"how":{"format":"json"},"key":null,"partition":"0","payload":"eyJ1c2...","reason":"user 'u' is null",
+     "source":"clicks","user":null,"where":"{\"offset\": 5}","crc32c":2733035711}
+
+A retry writes what is left of the letters to ``letters-00001.jsonl``; the append that takes the others in advances the
+position of ``.dead`` from 0 to 1 with them. So whichever of the two a crash leaves, the position says which file holds,
+and no letter is taken in twice. A letter that was written again after a crash is one letter when it is read.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from thinrow.core.errors import CorruptionError, StoreError
+from thinrow.storage.container import crc_of
+
+FOLDER = "dead"
+#: The source under whose name the tier keeps the number of the file that holds.
+SOURCE = ".dead"
+MAX_BYTES = 256 << 20
+#: A larger payload is left out: the letter says where its event is.
+MAX_PAYLOAD_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One event that was refused.
+
+    Attributes:
+        source, partition, where: which source, which of its partitions, and the position of the event in it.
+        reason: why it was refused.
+        payload: what the source gave; None where it is no single event (a file that cannot be read), or too large.
+        key: of the message, where it has one.
+        how: how ``payload`` is decoded: ``{"format": "json"}`` and the like.
+        user: as the store would know it; None where the event does not tell.
+        at_ms: when it was refused.
+    """
+
+    source: str
+    partition: str
+    where: str
+    reason: str
+    payload: bytes | None = None
+    key: bytes | None = None
+    how: dict[str, str] = field(default_factory=dict)
+    user: int | str | None = None
+    at_ms: int = 0
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """What makes it this letter."""
+        return self.source, self.partition, self.where
+
+    def to_line(self) -> bytes:
+        """Its line in the file, the end of the line included."""
+        body = asdict(self)
+        for part in ("payload", "key"):
+            data = body[part]
+            body[part] = None if data is None else base64.b64encode(data).decode()
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+        return f'{text[:-1]},"crc32c":{crc_of(text.encode())}}}\n'.encode()
+
+    @classmethod
+    def from_line(cls, line: bytes, file: str) -> Letter:
+        """Reverse of ``to_line``. Raises CorruptionError on anything else."""
+        try:
+            body = json.loads(line)
+            body.pop("crc32c")
+            for part in ("payload", "key"):
+                body[part] = None if body[part] is None else base64.b64decode(body[part], validate=True)
+            letter = cls(**body)
+            if letter.to_line() != line:
+                raise ValueError("its CRC or its layout is wrong")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+            raise CorruptionError(f"a line is no dead letter: {e}", file=file) from e
+        return letter
+
+
+class DeadLetters:
+    """The dead letters of one store. Safe for several processes: each call has the folder to itself."""
+
+    def __init__(self, folder: Path, number: Callable[[], int], max_bytes: int = MAX_BYTES) -> None:
+        """``number()`` gives the number of the file that holds, as the tier's position of ``SOURCE`` says."""
+        self._folder, self._number, self._max_bytes = folder, number, max_bytes
+
+    def add(self, letters: Sequence[Letter]) -> None:
+        """Write letters, durably.
+
+        Raises:
+            StoreError: they would be more than ``max_bytes``; nothing was written.
+        """
+        if not letters:
+            return
+        data = b"".join(letter.to_line() for letter in letters)
+        with self._alone() as path:
+            held = path.stat().st_size if path.exists() else 0
+            if held + len(data) > self._max_bytes:
+                raise StoreError(
+                    f"dead letters in {self._folder} have {held} bytes and {len(data)} more are due; at most "
+                    f"{self._max_bytes} are kept: mend what is refused, then `thinrow sources retry`, or `drop`"
+                )
+            with path.open("ab") as file:
+                # What a killed writer began is no letter.
+                if held and not _ends_whole(path):
+                    file.truncate(_whole(path))
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            _sync(self._folder)
+
+    def read(self) -> list[Letter]:
+        """All letters, oldest first, each once. Raises CorruptionError."""
+        if not self._folder.is_dir():
+            return []
+        with self._alone() as path:
+            return _read(path)
+
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.read())
+
+    def erase(self, goes: Callable[[Letter], bool]) -> int:
+        """Remove letters for which ``goes``, damaged ones too, with every older file; returns how many went."""
+        if not self._folder.is_dir():
+            return 0
+        with self._alone() as path:
+            stays, gone = [], 0
+            for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+                try:
+                    if not goes(Letter.from_line(line, path.name)):
+                        stays.append(line)
+                        continue
+                except CorruptionError:
+                    pass
+                gone += 1
+            if gone:
+                _replace(path, b"".join(stays))
+            self._sweep(path)
+            return gone
+
+    @contextmanager
+    def retrying(self) -> Iterator[Retry]:
+        """Take letters out, with nobody else at them; see ``Retry``."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self._alone() as path:
+            number = self._number()
+            yield Retry(_read(path), number, lambda rest: _replace(self._path(number + 1), _lines(rest)))
+            self._sweep(self._path(self._number()))
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"letters-{number:05d}.jsonl"
+
+    @contextmanager
+    def _alone(self) -> Iterator[Path]:
+        """The file that holds; other calls, of other processes too, wait."""
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _sync(self._folder.parent)
+        with (self._folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield self._path(self._number())
+
+    def _sweep(self, holds: Path) -> None:
+        """Remove all files but the one that holds."""
+        for path in self._folder.glob("letters-*"):
+            if path != holds:
+                path.unlink()
+        _sync(self._folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Letters that are tried again.
+
+    Attributes:
+        letters: all that there are.
+        number: of the file that they are in.
+        leave: writes the letters that stay, as file ``number + 1``. It holds once an append has advanced ``SOURCE``
+            from ``number`` to that; until then it may be called again.
+    """
+
+    letters: list[Letter]
+    number: int
+    leave: Callable[[Sequence[Letter]], None]
+
+
+def of_users(users: Collection[Any]) -> Callable[[Letter], bool]:
+    """Whether a letter is of one of ``users``, or may be, for all that can be told."""
+    return lambda letter: letter.user is None or letter.user in users
+
+
+def older_than(at_ms: int) -> Callable[[Letter], bool]:
+    """Whether a letter was written before ``at_ms``."""
+    return lambda letter: letter.at_ms < at_ms
+
+
+def _lines(letters: Sequence[Letter]) -> bytes:
+    return b"".join(letter.to_line() for letter in letters)
+
+
+def _read(path: Path) -> list[Letter]:
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+    found: dict[tuple[str, str, str], Letter] = {}
+    for line in whole:
+        letter = Letter.from_line(line, path.name)
+        found.setdefault(letter.name, letter)
+    return list(found.values())
+
+
+def _ends_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _whole(path: Path) -> int:
+    return path.read_bytes().rfind(b"\n") + 1
+
+
+def _replace(path: Path, data: bytes) -> None:
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
