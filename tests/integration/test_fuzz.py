@@ -5,6 +5,7 @@ And what fuzzing found, each as a case of its own: fields whose CRCs are right a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thinrow.core.errors import CorruptionError, InputError
+from thinrow.core.errors import CorruptionError, InputError, ThinrowError
 from thinrow.core.users import plain
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.layout import stored_columns
@@ -30,6 +31,8 @@ from thinrow.testing.fuzz.block_tries import BlockTries
 from thinrow.testing.fuzz.damage import layout_of
 from thinrow.testing.fuzz.guard import guarded
 from thinrow.testing.fuzz.layout import Layout, close, mend
+from thinrow.testing.fuzz.reads import aimed
+from thinrow.testing.fuzz.standing import Standing
 from thinrow.testing.fuzz.tries import Tries
 from thinrow.testing.fuzz.world import World, opened, sound_worlds
 
@@ -56,6 +59,47 @@ def test_a_try_is_the_same_every_time() -> None:
     for number in range(20):
         a, b = tries.damaged(number)[1], tries.damaged(number)[1]
         assert (a.files, a.what) == (b.files, b.what)
+
+
+@pytest.mark.parametrize("maps", [True, False])
+def test_a_standing_store_is_sound_after_every_damage(maps: bool) -> None:
+    world, rng = sound_worlds()[3], np.random.default_rng(4)
+    store = Standing(sound_worlds(), world, maps)
+    everything = read(store.generation, world)
+    for _ in range(120):
+        with store.damaged(rng) as hit, contextlib.suppress(ThinrowError):
+            aimed(rng, hit, world, store.generation)(store.generation, world)
+        again = read(store.generation, world)
+        assert all(again.columns[n].to_arrow().equals(c.to_arrow()) for n, c in everything.columns.items()), hit
+        assert np.array_equal(again.arrival, everything.arrival)
+    assert verify_generation(store.generation) == []
+
+
+def test_a_standing_store_reads_what_lies_there_now() -> None:
+    world, rng = sound_worlds()[2], np.random.default_rng(6)
+    store = Standing(sound_worlds(), world, True)
+    read(store.generation, world)
+    refused = sound = 0
+    for _ in range(150):
+        with store.damaged(rng) as hit:
+            if hit.sealed or hit.same:
+                continue
+            try:
+                read(store.generation, world)
+                sound += 1
+            except ThinrowError:
+                refused += 1
+    assert refused > 3 * sound
+
+
+def test_most_tries_get_behind_the_crcs() -> None:
+    tries = Tries(7)
+    assert [f for f in map(tries.run, range(300)) if f is not None] == []
+    by_crc, behind, _, other = tries.outcomes
+    assert sum(tries.outcomes) >= 290
+    assert by_crc < 0.45 * sum(tries.outcomes)
+    assert behind > 0.2 * sum(tries.outcomes)
+    assert other > 0
 
 
 def test_no_byte_beside_a_guarded_array_can_be_touched() -> None:

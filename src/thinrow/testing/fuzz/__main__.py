@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from thinrow.testing.fuzz.damage import Failure
+from thinrow.testing.fuzz.damage import OUTCOMES, Failure
 from thinrow.testing.fuzz.worker import Kind, Share, run, work
 
 
@@ -39,10 +39,11 @@ def _run(kind: Kind, n: int, seed: int, first: int, workers: int) -> int:
     shares = [Share(kind, seed, first + k, first + n, workers) for k in range(workers)]
     counts: Counter[str] = Counter()
     begun, since, shown = 0, time.monotonic(), 0.0
+    outcomes: list[int] = []
 
-    def tick(tries: int) -> None:
-        nonlocal begun, shown
-        begun = tries
+    def tick(tries: int, found: list[int]) -> None:
+        nonlocal begun, shown, outcomes
+        begun, outcomes = tries, found
         if sys.stderr.isatty() and time.monotonic() - shown > 1:
             shown = time.monotonic()
             print(f"\r{kind}: {begun:,} of {n:,}", end="", file=sys.stderr, flush=True)
@@ -55,6 +56,9 @@ def _run(kind: Kind, n: int, seed: int, first: int, workers: int) -> int:
     print(
         f"{kind}: {begun:,} tries of seed {seed} in {took:.0f} s, {begun / took:.0f} a second, {counts.total()} failed"
     )
+    for said, count in zip(OUTCOMES, outcomes, strict=True):
+        if sum(outcomes):
+            print(f"  {100 * count / sum(outcomes):5.1f}%  {said}")
     for where, count in counts.most_common():
         print(f"  {count:6,}  {where}")
     return counts.total()

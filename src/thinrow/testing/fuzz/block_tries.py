@@ -16,7 +16,7 @@ import numpy.typing as npt
 from thinrow.core.buffers import Buffers
 from thinrow.kernels import kernel, use
 from thinrow.storage.codecs import LAST_CODEC, ZSTD_BYTES, BadBlock, decode_bytes
-from thinrow.testing.fuzz.damage import Failure, failure_of, hostile, layout_of, pick
+from thinrow.testing.fuzz.damage import OUTCOMES, Failure, failure_of, hostile, layout_of, pick
 from thinrow.testing.fuzz.guard import guarded
 from thinrow.testing.fuzz.layout import Span
 from thinrow.testing.fuzz.world import sound_worlds
@@ -42,6 +42,8 @@ class BlockTries:
     def __init__(self, seed: int) -> None:
         """Collects the blocks of the sound stores."""
         self.seed = seed
+        #: Nothing is counted: no CRC is looked at here.
+        self.outcomes = [0] * len(OUTCOMES)
         held: dict[int, list[_Sound]] = {}
         for world in sound_worlds()[:2]:
             for name in world.live[1:]:

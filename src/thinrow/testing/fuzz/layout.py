@@ -7,6 +7,7 @@ bytes 24 to 28 are the ``length`` of a block, that the CRC over bytes 16 to 56 s
 
 from __future__ import annotations
 
+import heapq
 import json
 import struct
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from thinrow.history.archive.layout import PIECE_DTYPE, groups_of, stored_columns, stripe_dtype
 from thinrow.history.archive.tombstones import TOMBSTONE_DTYPE
@@ -46,7 +48,7 @@ class Crc:
 
 @dataclass(slots=True)
 class Block:
-    """One block of a chunk, its entry in the chunk's header, and the rows of its stripe."""
+    """One block of a chunk, its entry in the chunk's header, and the rows and number of its stripe."""
 
     start: int
     stop: int
@@ -55,6 +57,7 @@ class Block:
     width: int
     rows: int
     stream: str
+    stripe: int
 
 
 @dataclass(slots=True)
@@ -68,6 +71,7 @@ class Layout:
         crcs: inner ones before those around them.
         blocks: of all chunks.
         alike: ranges of one kind and length, which may trade places.
+        bounds: (2, number of CRCs) starts and stops of what they cover, once it was asked for.
     """
 
     body: int
@@ -76,6 +80,7 @@ class Layout:
     crcs: list[Crc] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     alike: dict[tuple[str, int], list[Span]] = field(default_factory=dict)
+    bounds: npt.NDArray[np.int64] | None = None
 
     def group(self, span: Span) -> None:
         """Add a range that others of its kind may replace."""
@@ -102,16 +107,16 @@ def read_layout(data: bytes) -> Layout:
         streams = [[column["name"]] * (1 + column["nullable"] + column["ragged"])]
     stripes = _pages(found, data, "stripes", stripe_dtype(len(streams)), None)
     inner: list[Crc] = []
-    for at in stripes:
+    for stripe, at in enumerate(stripes):
         (rows,) = struct.unpack_from("<I", data, at)
         for g, names in enumerate(streams):
-            inner += _chunk(found, data, at + 8 + 16 * g, rows, names)
+            inner += _chunk(found, data, at + 8 + 16 * g, rows, names, stripe)
     found.crcs[:0] = inner
     _dictionaries(found, data)
     return found
 
 
-def _chunk(found: Layout, data: bytes, record: int, rows: int, names: list[str]) -> Iterator[Crc]:
+def _chunk(found: Layout, data: bytes, record: int, rows: int, names: list[str], stripe: int) -> Iterator[Crc]:
     offset, length = struct.unpack_from("<QI", data, record)
     head = header_bytes(len(names))
     at = offset + head
@@ -126,7 +131,7 @@ def _chunk(found: Layout, data: bytes, record: int, rows: int, names: list[str])
             found.group(Span(at, at + size, "block"))
             for word in range(min(size // 8, _WORDS_OF_A_BLOCK)):
                 found.fields.append(Span(at + 8 * word, at + 8 * word + 8, f"block.{codec}.{word}"))
-        found.blocks.append(Block(at, at + size, entry, codec, width, rows, name))
+        found.blocks.append(Block(at, at + size, entry, codec, width, rows, name, stripe))
         at += size
     assert at == offset + length
     found.group(Span(record, record + 16, "chunk"))
@@ -219,10 +224,22 @@ def _bounds(offset: object, length: object) -> tuple[int, int]:
     return offset, offset + length
 
 
-def mend(body: bytearray, layout: Layout, dirty: list[tuple[int, int]], kept: set[int]) -> None:
+def mend(body: bytearray | memoryview, layout: Layout, dirty: list[tuple[int, int]], kept: set[int]) -> None:
     """Make the CRCs over ``dirty`` ranges of ``body`` anew, from the inside outwards; those at ``kept`` stay."""
-    for crc in layout.crcs:
-        if crc.at in kept or not any(a < crc.stop and b > crc.start for a, b in dirty):
+    if layout.bounds is None:
+        layout.bounds = np.array([(c.start, c.stop) for c in layout.crcs], np.int64).reshape(-1, 2).T
+    starts, stops = layout.bounds
+    waiting: list[int] = []
+    for a, b in dirty:
+        waiting += np.flatnonzero((starts < b) & (stops > a)).tolist()
+    heapq.heapify(waiting)
+    last = -1
+    while waiting:
+        number = heapq.heappop(waiting)
+        crc = layout.crcs[number]
+        if number == last or crc.at in kept:
             continue
+        last = number
         struct.pack_into("<I", body, crc.at, crc_of(bytes(body[crc.start : crc.stop])))
-        dirty.append((crc.at, crc.at + 4))
+        for around in np.flatnonzero((starts < crc.at + 4) & (stops > crc.at)).tolist():
+            heapq.heappush(waiting, around)

@@ -10,7 +10,6 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from thinrow.core.errors import CorruptionError, NewerFormatError, ObjectNotFound, ThinrowError
@@ -25,72 +24,123 @@ from thinrow.history.archive.window import read_everything
 from thinrow.history.compact import compact
 from thinrow.history.recent.memory import MemoryRecent
 from thinrow.history.reconstruct import reconstruct
-from thinrow.jagged import Column, Jagged
 from thinrow.kernels import use
 from thinrow.schema import EventSchema, Projection
-from thinrow.storage.objects import MemoryObjects
-from thinrow.testing.fuzz.damage import Damaged, Failure, damage, failure_of
-from thinrow.testing.fuzz.guard import guard_pool, guarded
+from thinrow.testing.fuzz.damage import OUTCOMES, Damaged, Failure, damage, failure_of
+from thinrow.testing.fuzz.guard import guard_pool
+from thinrow.testing.fuzz.reads import Read, aimed, contents, seen
+from thinrow.testing.fuzz.standing import GuardedObjects, Hit, Standing
 from thinrow.testing.fuzz.world import Files, World, sound_worlds
 
-#: Tries that read a whole store; the others read a part, which is quicker.
+#: Tries that open a store of their own: what no file of a standing one can show, such as damage of the manifest.
+_OPENED_SHARE = 0.03
+#: Of those, tries with all segments of a store; the others read a part, which is quicker.
 _WHOLE_SHARE = 0.06
+#: Standing stores that are read as if over a network; and tries with the plain kernels.
+_FETCHED_SHARE, _PLAIN_SHARE = 0.2, 0.03
+#: Tries whose data, if any comes, is compared with what the other way of reading finds.
+_TWICE_SHARE = 0.12
 #: What damage may be called.
 RAW_ERRORS = (CorruptionError, NewerFormatError, ObjectNotFound)
-
-
-class Guarded(MemoryObjects):
-    """Objects whose maps lie between forbidden pages, or that cannot be mapped."""
-
-    def __init__(self, files: Files, maps: bool) -> None:
-        super().__init__()
-        self._maps = maps
-        for name, data in files.items():
-            self.put(name, data)
-
-    def mapped(self, names: Sequence[str]) -> tuple[npt.NDArray[np.uint8], ...] | None:
-        """(n,) maps, or None as a store over a network has it."""
-        if not self._maps:
-            return None
-        found = []
-        for name in names:
-            data = np.frombuffer(self.get(name), np.uint8)
-            area = guarded(len(data))
-            area[:] = data
-            found.append(area)
-        return tuple(found)
+_CRC, _BEHIND, _SOUND, _OTHER = range(len(OUTCOMES))
 
 
 class Tries:
-    """Tries of one seed."""
+    """Tries of one seed.
+
+    Attributes:
+        outcomes: how many tries came to which of ``OUTCOMES``.
+    """
 
     def __init__(self, seed: int) -> None:
         """Builds the sound stores and reads what they hold."""
         self.seed = seed
         self.worlds = sound_worlds()
-        self._truth = {
+        self.outcomes = [0] * len(OUTCOMES)
+        self._truth: dict[tuple[int, str | Read], Any] = {
             (k, probe): _PROBES[probe](_open(world.files, True), world)
             for k, world in enumerate(self.worlds)
             for probe in _PROBES
         }
+        self._sound = [_open(world.files, True).pin() for world in self.worlds]
+        self._standing = [[Standing(self.worlds, w, maps) for maps in (False, True)] for w in self.worlds]
 
     def damaged(self, number: int) -> tuple[int, Damaged, np.random.Generator]:
-        """What try ``number`` reads, and the generator of what is left to chance."""
+        """What try ``number`` reads where it opens a store of its own, and the generator of what is left to chance."""
         rng = np.random.default_rng([self.seed, number])
+        rng.random()
         world = int(rng.integers(2) if rng.random() < _WHOLE_SHARE else rng.integers(2, len(self.worlds)))
         return world, damage(self.worlds, self.worlds[world], rng), rng
 
     def run(self, number: int) -> Failure | None:
         """Do try ``number``."""
+        rng = np.random.default_rng([self.seed, number])
+        if rng.random() < _OPENED_SHARE:
+            return self._run_opened(number)
+        k = int(rng.integers(2) if rng.random() < _WHOLE_SHARE else rng.integers(2, len(self.worlds)))
+        maps = bool(rng.random() >= _FETCHED_SHARE)
+        with ExitStack() as stack:
+            stack.enter_context(guard_pool())
+            if rng.random() < _PLAIN_SHARE:
+                stack.enter_context(use("reference"))
+            store = self._standing[k][maps]
+            with store.damaged(rng) as hit:
+                read = aimed(rng, hit, store.world, store.generation)
+                failure, found = self._judge_standing(number, k, store, hit, read)
+                if failure is not None or found is None or rng.random() >= _TWICE_SHARE:
+                    return failure
+                return self._read_twice(number, store, hit, read, found)
+
+    def _judge_standing(self, number: int, k: int, store: Standing, hit: Hit, read: Read) -> tuple[Failure | None, Any]:
+        """The failure, if it is one; and what was read, if anything was."""
+        try:
+            found = read(store.generation, store.world)
+        except ThinrowError as e:
+            self.outcomes[_CRC if "CRC" in str(e) else _BEHIND] += 1
+            fits = hit.sealed or isinstance(e, RAW_ERRORS)
+            return None if fits else failure_of(number, hit.what, str(read), e), None
+        except Exception as e:
+            return failure_of(number, hit.what, str(read), e), None
+        sound = _equal(found, self._truth_of(k, read))
+        self.outcomes[_SOUND if sound else _OTHER] += 1
+        if read.kind == "verify" and not hit.sealed:
+            # Damage has to be reported; but not what is in files that no check of this generation reads.
+            sound = sound == hit.same
+        if (hit.same or not hit.sealed) and not sound:
+            return Failure(number, hit.what, str(read), "wrong data", f"wrong data {read.kind}"), found
+        return None, found
+
+    def _read_twice(self, number: int, store: Standing, hit: Hit, read: Read, found: Any) -> Failure | None:
+        """What the mapped file gives and what its fetched bytes give is the same, if both give anything."""
+        with store.the_other_way() as other:
+            try:
+                again = read(other, store.world)
+            except ThinrowError:
+                return None
+            except Exception as e:
+                return failure_of(number, hit.what, f"{read}, the other way", e)
+        if _equal(found, again):
+            return None
+        return Failure(
+            number, hit.what, str(read), "mapped and fetched differ", f"mapped and fetched differ {read.kind}"
+        )
+
+    def _truth_of(self, k: int, read: Read) -> Any:
+        if (k, read) not in self._truth:
+            with use("numba"):
+                self._truth[k, read] = read(self._sound[k], self.worlds[k])
+        return self._truth[k, read]
+
+    def _run_opened(self, number: int) -> Failure | None:
         world, damaged, rng = self.damaged(number)
         probes = [str(rng.choice(_READS, p=_SHARES))]
         if rng.random() < 0.12:
             probes.append("verify")
         with ExitStack() as stack:
             stack.enter_context(guard_pool())
-            if rng.random() < 1 / 16:
+            if rng.random() < _PLAIN_SHARE:
                 stack.enter_context(use("reference"))
-            maps = bool(rng.random() < 0.6)
+            maps = bool(rng.random() >= _FETCHED_SHARE)
             for probe in probes:
                 failure = self._judge(number, world, damaged, probe, maps)
                 if failure is not None:
@@ -102,12 +152,14 @@ class Tries:
         try:
             found = _PROBES[probe](_open(damaged.files, maps), world)
         except ThinrowError as e:
+            self.outcomes[_CRC if "CRC" in str(e) else _BEHIND] += probe != "verify"
             if damaged.sealed or isinstance(e, RAW_ERRORS):
                 return None
             return failure_of(number, damaged.what, probe, e)
         except Exception as e:
             return failure_of(number, damaged.what, probe, e)
         wrong = None
+        self.outcomes[_SOUND if _equal(found, self._truth[k, probe]) else _OTHER] += probe != "verify"
         if damaged.same or not damaged.sealed:
             sound = _equal(found, self._truth[k, probe])
             if probe == "verify":
@@ -132,7 +184,7 @@ class Tries:
 
 
 def _open(files: Files, maps: bool) -> Archive:
-    return Archive(Guarded(files, maps))
+    return Archive(GuardedObjects(files, maps))
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -147,26 +199,10 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _seen(column: Column | Jagged) -> Any:
-    """A column as something to compare, every offset of it followed."""
-    array = column.to_arrow()
-    array.validate(full=True)
-    if isinstance(column, Column) and column.dictionary is None and column.offsets is None and column.valid is None:
-        # By their bits: -0.0 is not 0.0.
-        return column.values.tobytes()
-    return array
-
-
 def _everything(archive: Archive, world: World) -> dict[str, Any]:
     generation = archive.pin()
     columns = [c for c in stored_columns(generation.schema) if c.group != "keys"]
-    return _contents(read_everything(generation, world.users, columns, ReadStats()))
-
-
-def _contents(events: Any) -> dict[str, Any]:
-    found = {f"key {n}": getattr(events, n) for n in ("offsets", "event_ts", "arrival", "hidden_from")}
-    found.update({name: _seen(column) for name, column in events.columns.items()})
-    return found
+    return contents(read_everything(generation, world.users, columns, ReadStats()))
 
 
 def _logged(max_len: int | None, columns: Sequence[str] | None, one: bool) -> Callable[[Archive, World], Any]:
@@ -175,7 +211,7 @@ def _logged(max_len: int | None, columns: Sequence[str] | None, one: bool) -> Ca
         projection = Projection(max_len=max_len, columns=None if columns is None else tuple(columns))
         histories = reconstruct(archive.pin(), batch, projection).histories
         names = [c.name for c in archive.pin().schema.columns] if columns is None else columns
-        return [_seen(histories.to_jagged(n)) for n in ("event_ts", "arrival", *names)]
+        return [seen(histories.to_jagged(n)) for n in ("event_ts", "arrival", *names)]
 
     return read
 
@@ -184,7 +220,7 @@ def _coded(archive: Archive, world: World) -> list[Any]:
     """Integers as codes and a dictionary, the texts too."""
     projection = Projection(codes=("item", "session", "surface", "coupon"))
     histories = reconstruct(archive.pin(), world.batch, projection).histories
-    return [_seen(histories.to_jagged(n)) for n in ("event_ts", *projection.codes, "kind")]
+    return [seen(histories.to_jagged(n)) for n in ("event_ts", *projection.codes, "kind")]
 
 
 def _look_up(archive: Archive, world: World) -> list[Any]:

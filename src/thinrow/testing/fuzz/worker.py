@@ -12,6 +12,7 @@ import mmap
 import os
 import resource
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from thinrow.testing.fuzz.damage import Failure
+from thinrow.testing.fuzz.damage import OUTCOMES, Failure
 
 Kind = Literal["stores", "blocks"]
 
@@ -30,6 +31,8 @@ SPACE_BYTES, PEAK_BYTES = 1 << 30, 256 << 20
 #: A try that takes longer hangs; most take some ms.
 HANG_S = 60.0
 _POLL_S = 0.2
+#: What a worker says of itself: the number of its try, plus 1, and how many tries came to which of ``OUTCOMES``.
+_PROGRESS = struct.Struct("<5Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,10 @@ def work(share: Share, progress: Path) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_space_bytes() + SPACE_BYTES, hard))
     peak = _peak_bytes()
-    with progress.open("r+b") as f, mmap.mmap(f.fileno(), 8) as at:
+    tries.outcomes[:] = [0] * len(OUTCOMES)
+    with progress.open("r+b") as f, mmap.mmap(f.fileno(), _PROGRESS.size) as at:
         for number in range(share.first, share.stop, share.step):
-            at[:] = (number + 1).to_bytes(8, "little")
+            at[:] = _PROGRESS.pack(number + 1, *tries.outcomes)
             failure = tries.run(number)
             grown = _peak_bytes() - peak
             if failure is None and grown > PEAK_BYTES:
@@ -64,6 +68,7 @@ def work(share: Share, progress: Path) -> None:
             peak = max(peak, peak + grown - PEAK_BYTES // 2)
             if failure is not None:
                 print(json.dumps(asdict(failure)), flush=True)
+        at[:] = _PROGRESS.pack(number + 1, *tries.outcomes)
 
 
 def _space_bytes() -> int:
@@ -74,8 +79,8 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def run(shares: list[Share], tick: Callable[[int], None]) -> Iterator[Failure]:
-    """Do all shares, a process each; ``tick`` gets the number of tries begun, a few times a second."""
+def run(shares: list[Share], tick: Callable[[int, list[int]], None]) -> Iterator[Failure]:
+    """Do all shares, a process each; a few times a second ``tick`` gets the number of tries begun, and ``OUTCOMES``."""
     with tempfile.TemporaryDirectory() as folder:
         watched = [_Watched(share, Path(folder) / f"{k}") for k, share in enumerate(shares)]
         try:
@@ -83,7 +88,7 @@ def run(shares: list[Share], tick: Callable[[int], None]) -> Iterator[Failure]:
                 time.sleep(_POLL_S)
                 for w in watched:
                     yield from w.look()
-                tick(sum(w.begun for w in watched))
+                tick(sum(w.begun for w in watched), [sum(n) for n in zip(*(w.outcomes for w in watched), strict=True)])
         finally:
             for w in watched:
                 w.stop()
@@ -95,11 +100,13 @@ class _Watched:
     def __init__(self, share: Share, path: Path) -> None:
         self._share, self._path = share, path
         self._number, self._since, self.done, self.begun = -1, time.monotonic(), False, 0
+        self._before = self.outcomes = [0] * len(OUTCOMES)
         self._start(share.first)
 
     def _start(self, first: int) -> None:
         share = self._share
-        self._path.with_suffix(".at").write_bytes(bytes(8))
+        self._path.with_suffix(".at").write_bytes(bytes(_PROGRESS.size))
+        self._before = self.outcomes
         self._out, self._read = self._path.with_suffix(".out").open("wb"), 0
         arguments = [share.kind, *(str(n) for n in (share.seed, first, share.stop, share.step))]
         self._first, self._number, self._since = first, -1, time.monotonic()
@@ -113,11 +120,13 @@ class _Watched:
         """Failures since the last look; a process that died or hangs is one, and is replaced."""
         if self.done:
             return
-        number = int.from_bytes(self._path.with_suffix(".at").read_bytes(), "little") - 1
+        ended = self._process.poll()
+        begun, *outcomes = _PROGRESS.unpack(self._path.with_suffix(".at").read_bytes())
+        self.outcomes = [a + b for a, b in zip(self._before, outcomes, strict=True)]
+        number = begun - 1
         if number != self._number:
             self._number, self._since = number, time.monotonic()
             self.begun = (number - self._share.first) // self._share.step + 1
-        ended = self._process.poll()
         yield from self._told()
         # To start takes as long as it takes to compile.
         hangs = ended is None and time.monotonic() - self._since > (HANG_S if number >= 0 else 20 * HANG_S)
