@@ -27,6 +27,7 @@ from thinrow.history.bulk.runs import BATCH_ROWS, Run, read_column, users_array
 from thinrow.jagged import Events
 from thinrow.jagged.column import concat_columns
 from thinrow.jagged.events import never_hidden
+from thinrow.kernels import kernel
 from thinrow.schema import EventSchema
 
 Ints = npt.NDArray[np.int64]
@@ -78,8 +79,8 @@ class BucketParts:
 
     def __iter__(self) -> Iterator[NewEvents]:
         at = 0
-        cursors = [_Cursor(run.batches(self._bucket)) for run in self._runs]
-        block = max(BATCH_ROWS, self._rows // max(len(cursors), 1))
+        block = max(BATCH_ROWS, self._rows // max(len(self._runs), 1))
+        cursors = [_Cursor(run.batches(self._bucket, block)) for run in self._runs]
         giant = self._numbers.n > GIANT_PARTS * self._rows
         while True:
             for cursor in cursors:
@@ -114,13 +115,13 @@ class BucketParts:
         codes = _codes(table.column("user"), users)
         starts = offsets_of(n)
         assert np.array_equal(np.bincount(codes, minlength=len(users)), n), "runs that do not hold what they count"
-        if "arrived" in table.column_names:
-            order = stable_order(codes, table.column("arrived").to_numpy())
-        else:
-            order = np.argsort(codes, kind="stable")
-        codes = codes[order]
+        known = (
+            table.column("arrived").to_numpy() if "arrived" in table.column_names else np.zeros(len(codes), np.int64)
+        )
+        order = stable_order(codes, known)
+        codes = _at(codes, order)
         arrival = numbers.first[at:stop][codes] + 1 + np.arange(len(codes)) - starts[codes]
-        event_ts = table.column("event_ts").to_numpy()[order]
+        event_ts = _at(table.column("event_ts").to_numpy(), order)
         columns = {c.name: read_column(table.column(f"c.{c.name}"), c) for c in self._schema.columns}
         recent = _slice(numbers.recent, at, stop)
         if recent is not None:
@@ -128,15 +129,15 @@ class BucketParts:
             codes = np.concatenate([np.repeat(np.arange(len(users)), recent.lengths), codes])
             arrival = np.concatenate([recent.arrival, arrival])
             event_ts = np.concatenate([recent.event_ts, event_ts])
-            order = np.concatenate([np.arange(held), held + order])
+            order = np.concatenate([np.arange(held), held + (np.arange(len(table)) if order is None else order)])
             columns = {name: concat_columns([recent.columns[name], c]) for name, c in columns.items()}
         by_time = stable_order(codes, event_ts)
         offsets = offsets_of(np.bincount(codes, minlength=len(users)))
-        order = order[by_time]
-        taken = {name: column.take(order) for name, column in columns.items()}
-        return NewEvents.without_hides(
-            Events(users, offsets, event_ts[by_time], arrival[by_time], never_hidden(len(order)), taken)
-        )
+        if by_time is not None:
+            order = by_time if order is None else order[by_time]
+        taken = columns if order is None else {name: column.take(order) for name, column in columns.items()}
+        event_ts, arrival = _at(event_ts, by_time), _at(arrival, by_time)
+        return NewEvents.without_hides(Events(users, offsets, event_ts, arrival, never_hidden(len(codes)), taken))
 
     def _giant(self, cursors: Sequence[_Cursor], at: int) -> Iterator[NewEvents]:
         """One user in several parts."""
@@ -213,10 +214,10 @@ class _Cursor:
             self.rows += batch.num_rows
 
 
-def stable_order(codes: Ints, values: Ints) -> npt.NDArray[np.intp]:
-    """Rows by (code, value), ties in order; codes and values are 0 or more."""
-    if not len(codes):
-        return np.empty(0, np.intp)
+def stable_order(codes: Ints, values: Ints) -> npt.NDArray[np.intp] | None:
+    """Rows by (code, value), ties in order; codes and values are 0 or more. None where they are so already."""
+    if kernel("in_order")(codes, values):
+        return None
     least = values.min()
     bits = int(values.max() - least).bit_length()
     if int(codes.max()).bit_length() + bits <= 63:
@@ -224,10 +225,14 @@ def stable_order(codes: Ints, values: Ints) -> npt.NDArray[np.intp]:
     return np.lexsort((values, codes))
 
 
+def _at(values: Ints, order: npt.NDArray[np.intp] | None) -> Ints:
+    return values if order is None else values[order]
+
+
 def _codes(column: pa.ChunkedArray, users: Users) -> Ints:
     """Place of each row's user among ``users``, who ascend."""
     if pa.types.is_integer(column.type):
-        places: Ints = np.searchsorted(users, column.to_numpy()).astype(np.int64)
+        places: Ints = kernel("find_sorted")(users, column.to_numpy())
         return places
     found = pc.index_in(column, value_set=pa.array(users, pa.string()))
     codes: Ints = found.to_numpy().astype(np.int64)

@@ -18,15 +18,15 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from thinrow.core.errors import InputError
-from thinrow.core.ragged import inverse_of, ranges_index
+from thinrow.core.ragged import inverse_of, offsets_of
 from thinrow.core.users import Users, as_users, bucket_of
 from thinrow.history.bulk.source import Chunk, Source
 from thinrow.history.intake import CheckedEvents, check_rows
 from thinrow.jagged import Column
 from thinrow.jagged.column import concat_columns
+from thinrow.kernels import kernel
 from thinrow.schema import EventSchema
 from thinrow.storage.objects import LocalObjects, Writer
 
@@ -54,11 +54,11 @@ class Run:
     table: pa.Table | None
     members: list[tuple[Users, Ints]] | None
 
-    def batches(self, bucket: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a bucket, by user, in batches of at most ``BATCH_ROWS``."""
+    def batches(self, bucket: int, rows: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a bucket, by user, in batches of at most ``BATCH_ROWS``, or ``rows`` of a run in memory."""
         before = self.rows[:bucket]
         if self.table is not None:
-            yield from self.table.slice(int(before.sum()), int(self.rows[bucket])).to_batches(BATCH_ROWS)
+            yield from self.table.slice(int(before.sum()), int(self.rows[bucket])).to_batches(rows)
             return
         first = int((-(-before // BATCH_ROWS)).sum())
         with pa.OSFile(str(self.path)) as source, pa.ipc.open_file(source) as file:
@@ -176,41 +176,55 @@ def _checked(chunk: Chunk, schema: EventSchema) -> tuple[CheckedEvents, Ints | N
 def _sorted_run(
     held: Sequence[tuple[CheckedEvents, Ints | None]], schema: EventSchema, n_buckets: int, read: int
 ) -> Run:
-    users: npt.NDArray[Any] = np.concatenate([rows.users for rows, _ in held])
-    kind = pa.int64() if schema.user_kind == "int64" else pa.string()
-    codes, names = _codes(users)
-    by_user = np.argsort(codes, kind="stable")
-    starts = np.flatnonzero(np.diff(codes[by_user], prepend=codes[by_user[:1]] - 1))
-    counts = np.diff(starts, append=len(codes))
-    distinct = as_users(users[by_user[starts]] if names is None else names, schema.user_kind)
-    bucket = bucket_of(distinct, n_buckets)
-    by_bucket = np.argsort(bucket, kind="stable")
-    rows, _ = ranges_index(starts[by_bucket], (starts + counts)[by_bucket])
-    order = by_user[rows]
-    distinct, counts, bucket = distinct[by_bucket], counts[by_bucket], bucket[by_bucket]
+    codes, distinct = _codes(np.concatenate([rows.users for rows, _ in held]))
+    counts, bucket = np.bincount(codes, minlength=len(distinct)), bucket_of(distinct, n_buckets)
+    order = np.lexsort((distinct, bucket))
+    starts = np.empty(len(distinct), np.int64)
+    starts[order] = offsets_of(counts[order])[:-1]
+    places = kernel("places_by_code")(codes, starts)
+    distinct, counts, bucket = distinct[order], counts[order], bucket[order]
     bounds = np.searchsorted(bucket, np.arange(n_buckets + 1))
     members = [(distinct[a:b], counts[a:b]) for a, b in pairwise(bounds.tolist())]
     rows_of_bucket = np.array([int(n.sum()) for _, n in members], np.int64)
-    owner = np.repeat(np.arange(len(distinct)), counts)
-    arrays = {"user": pa.array(distinct, kind).take(pa.array(owner))}
-    arrays["event_ts"] = pa.array(np.concatenate([rows.event_ts for rows, _ in held])[order])
+    kind = pa.int64() if schema.user_kind == "int64" else pa.string()
+    if schema.user_kind == "int64":
+        arrays = {"user": pa.array(np.repeat(distinct, counts))}
+    else:
+        arrays = {"user": pa.array(distinct, kind).take(pa.array(np.repeat(np.arange(len(distinct)), counts)))}
+    arrays["event_ts"] = pa.array(_scattered([rows.event_ts for rows, _ in held], places))
     arrived = [a for _, a in held if a is not None]
     if arrived:
-        arrays["arrived"] = pa.array(np.concatenate(arrived)[order])
+        arrays["arrived"] = pa.array(_scattered(arrived, places))
     for spec in schema.columns:
-        column = concat_columns([rows.columns[spec.name] for rows, _ in held])
-        arrays[f"c.{spec.name}"] = column.take(order).to_arrow()
+        column = _placed([rows.columns[spec.name] for rows, _ in held], places)
+        arrays[f"c.{spec.name}"] = column.to_arrow()
     return Run(rows_of_bucket, read, None, pa.table(arrays), members)
 
 
-def _codes(users: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[Any] | None]:
-    """Integers in the order of the users; of strings their places among the distinct ones, which come too."""
+def _placed(parts: Sequence[Column], places: Ints) -> Column:
+    """Columns one after another, row i at ``places[i]``."""
+    if any(c.valid is not None or c.dictionary is not None or c.offsets is not None or c.size for c in parts):
+        return concat_columns(parts).take(inverse_of(places))
+    return Column(_scattered([c.values for c in parts], places))
+
+
+def _scattered(parts: Sequence[npt.NDArray[Any]], places: Ints) -> npt.NDArray[Any]:
+    """Arrays one after another, value i at ``places[i]``: read in order, and written where few lines are open."""
+    out, at = np.empty(len(places), parts[0].dtype), 0
+    for part in parts:
+        kernel("scatter_rows")(part, places[at : at + len(part)], out)
+        at += len(part)
+    return out
+
+
+def _codes(users: npt.NDArray[Any]) -> tuple[Ints, Users]:
+    """A code for each row's user, and the users that they stand for."""
     if users.dtype == np.int64:
-        return users, None
+        distinct, codes = kernel("group_keys")(users)
+        return codes, distinct
     encoded = pa.array(users, pa.string()).dictionary_encode()
-    order = pc.sort_indices(encoded.dictionary).to_numpy().astype(np.int64)
-    names = np.array(encoded.dictionary.take(pa.array(order)).to_pylist(), object)
-    return inverse_of(order)[encoded.indices.to_numpy(zero_copy_only=False)], names
+    names = as_users(np.array(encoded.dictionary.to_pylist(), object), "string")
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), names
 
 
 def read_column(array: pa.ChunkedArray | pa.Array, spec: Any) -> Column:

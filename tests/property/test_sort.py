@@ -1,0 +1,63 @@
+"""The compiled sorting by few keys against its plain twin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinrow.kernels import kernel
+from thinrow.kernels.dispatch import use
+
+KEYS = st.lists(st.one_of(st.integers(-3, 3), st.integers(-(1 << 63), (1 << 63) - 1)), max_size=200)
+
+
+def twin(name: str, *arguments: Any) -> Any:
+    with use("reference"):
+        return kernel(name)(*arguments)
+
+
+@settings(deadline=None)
+@given(KEYS)
+def test_groups_and_places(keys: list[int]) -> None:
+    distinct, codes = kernel("group_keys")(np.array(keys, np.int64))
+    assert distinct[codes].tolist() == keys
+    for a, b in zip((distinct, codes), twin("group_keys", np.array(keys, np.int64)), strict=True):
+        assert a.dtype == b.dtype
+        assert np.array_equal(a, b)
+    counts = np.bincount(codes, minlength=len(distinct))
+    starts = np.cumsum(counts) - counts
+    places = kernel("places_by_code")(codes, starts)
+    assert np.array_equal(places, twin("places_by_code", codes, starts))
+    out = np.empty(len(keys), np.int64)
+    kernel("scatter_rows")(np.array(keys, np.int64), places, out)
+    assert np.array_equal(out, np.array(keys, np.int64)[np.argsort(codes, kind="stable")])
+
+
+def test_more_keys_than_the_first_table_holds() -> None:
+    keys = np.tile(np.arange(5_000, dtype=np.int64) * (1 << 40) - 7, 2)
+    distinct, codes = kernel("group_keys")(keys)
+    assert np.array_equal(distinct, keys[:5_000])
+    assert np.array_equal(codes, np.tile(np.arange(5_000), 2))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float32", "float64", "bool", "int16"])
+def test_scatter_keeps_bits(dtype: str) -> None:
+    values, out = np.array([1, 0, 1, 1]).astype(dtype), np.zeros(4, dtype)
+    kernel("scatter_rows")(values, np.array([3, 0, 1, 2]), out)
+    assert out.tolist() == values[[1, 2, 3, 0]].tolist()
+
+
+@settings(deadline=None)
+@given(KEYS, st.lists(st.integers(0, 3), max_size=200))
+def test_order_and_places_of_known_keys(keys: list[int], codes: list[int]) -> None:
+    known = np.unique(np.array([0, *keys], np.int64))
+    asked = np.array([*keys, 5, *sorted(keys)], np.int64)
+    assert np.array_equal(kernel("find_sorted")(known, asked), twin("find_sorted", known, asked))
+    n = min(len(keys), len(codes))
+    for order in (np.arange(n), np.lexsort((keys[:n], codes[:n]))):
+        pair = np.array(codes[:n], np.int64)[order], np.array(keys[:n], np.int64)[order]
+        assert kernel("in_order")(*pair) == twin("in_order", *pair)
