@@ -16,8 +16,12 @@ from hypothesis import strategies as st
 from thinrow.core.errors import CorruptionError
 from thinrow.examples.records import Impressions
 from thinrow.history import buckets
-from thinrow.history.archive import reader as reader_module
+from thinrow.history.archive import stepwise
 from thinrow.history.archive.generation import Archive, Generation
+from thinrow.history.archive.layout import stored_columns
+from thinrow.history.archive.lookup import look_up
+from thinrow.history.archive.reader import ReadStats, RowReader
+from thinrow.history.archive.stepwise import StepReader
 from thinrow.history.archive.verify import verify_generation
 from thinrow.history.compact import compact
 from thinrow.history.intake import check_table
@@ -104,6 +108,29 @@ class World:
                     found = bits(histories.events.columns[name].take(positions))
                     assert found == bits(column.take(flat)), self.schema.column(name)
 
+    def check_readers(self) -> None:
+        """One call for all columns gives what reading them step by step gives, and counts the same bytes."""
+        for generation in self.generations[1:]:
+            pieces = look_up(generation, generation.users())
+            n = pieces.field("n_rows").astype(np.int64)
+            piece = np.flatnonzero(self.rng.random(len(n)) < 0.8)
+            start = self.rng.integers(0, n[piece])
+            stop = self.rng.integers(start, n[piece] + 1)
+            specs = stored_columns(self.schema)
+            stats, expected = ReadStats(), ReadStats()
+            one = RowReader(generation, pieces, piece, start, stop, stats)
+            found = one.columns(specs)
+            counted = stats.bytes_read, {s.id: stats.column_bytes.get(s.id, 0) for s in specs if not s.nullable}
+            steps = StepReader(generation, pieces, piece, start, stop, expected)
+            for spec, column in zip(specs, found, strict=True):
+                wanted = steps.column(spec)
+                assert bits(column) == bits(wanted), spec
+                assert (column.valid is None) == (wanted.valid is None)
+                assert one.total == 0 or spec.ragged or spec.is_bytes or one._at_once((spec,), None)[0] is not None
+            if not any(s.ragged for s in specs):
+                assert counted[0] == expected.bytes_read
+                assert counted[1] == {i: expected.column_bytes.get(i, 0) for i in counted[1]}
+
 
 def play(chosen: list[tuple[ColumnSpec, str]], seed: int, steps: list[str], most: int, stripe_rows: int) -> World:
     world = World(chosen, seed)
@@ -126,14 +153,18 @@ _STEPS = st.lists(st.sampled_from(["append", "request", "compact", "full"]), max
 @settings(max_examples=20, deadline=None, suppress_health_check=_QUIET)
 @given(columns(), st.integers(0, 2**32), _STEPS, st.sampled_from([12, 700]), st.sampled_from([3, 512]))
 def test_every_trait_comes_back_through_the_store(chosen: Any, seed: int, steps: Any, most: int, rows: int) -> None:
-    play(chosen, seed, steps, most, rows).check()
+    world = play(chosen, seed, steps, most, rows)
+    world.check()
+    world.check_readers()
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=_QUIET)
 @given(columns(), st.integers(0, 2**32))
 def test_reference_kernels_agree(chosen: Any, seed: int) -> None:
     with use("reference"):
-        play(chosen, seed, [], 20, 3).check()
+        world = play(chosen, seed, [], 20, 3)
+        world.check()
+        world.check_readers()
 
 
 @pytest.mark.slow
@@ -148,7 +179,9 @@ def test_every_trait_comes_back_through_the_store_long(
 def test_each_trait_in_every_style() -> None:
     for seed, (style, nullable) in enumerate(itertools.product(STYLES, (False, True))):
         every = [(spec_of(i, trait, dtype, nullable), style) for i, (trait, dtype) in enumerate(TRAITS, 1)]
-        play(every, seed, [], 60, 16).check()
+        world = play(every, seed, [], 60, 16)
+        world.check()
+        world.check_readers()
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -157,8 +190,8 @@ def test_blocks_that_lie_under_right_crcs(style: str, monkeypatch: pytest.Monkey
     every = [(spec_of(i, trait, dtype, i % 3 > 0), style) for i, (trait, dtype) in enumerate(TRAITS, 1)]
     world = play(every, 3, [], 1_200, 512)
     batch, generation = world.logged[-1][1], world.generations[-1]
-    real, objects = reader_module.kernel, generation.objects
-    monkeypatch.setattr(reader_module, "kernel", lambda name: (lambda *_: -1) if name == "check_crcs" else real(name))
+    real, objects = stepwise.kernel, generation.objects
+    monkeypatch.setattr(stepwise, "kernel", lambda name: (lambda *_: -1) if name == "check_crcs" else real(name))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rng, outcomes = np.random.default_rng(2), []
     codes = tuple(s.name for s, _ in every if s.dtype.startswith("int") and not (s.ragged or s.size))

@@ -28,6 +28,7 @@ KERNELS: dict[str, str] = {
     "open_chunks": "crc",
     "copy_ranges": "copies",
     "decode_fixed": "blocks",
+    "read_stripes": "stripes",
     "place_words": "codes",
     "decode_codes": "codes",
     "pages_of_keys": "pages",

@@ -241,7 +241,7 @@ class PagedTable:
         dtype, key_kind: of the records.
         n_records: records in the table.
         n_pages: pages in the table.
-        offset, length: (n_pages,) int64 bytes of each page in the file.
+        offset, length, crc: (n_pages,) int64 bytes of each page in the file, and its CRC.
         first: (n_pages + 1,) int64 number of the first record of each page, and ``n_records``.
         first_keys: (n_pages,) first key of each page; None for a table without keys.
     """
@@ -261,7 +261,7 @@ class PagedTable:
         self.objects, self.file, self.name = objects, container.name, name
         self.dtype, self.key_kind = dtype, key_kind
         self.offset, self.length = directory["offset"].astype(np.int64), directory["length"].astype(np.int64)
-        self._crc = directory["crc"].copy()
+        self.crc = directory["crc"].copy()
         self.first = np.append(directory["first"].astype(np.int64), n_records)
         self.first_keys = first_keys
         self._cache, self._number = cache, next(_table_numbers)
@@ -344,7 +344,7 @@ class PagedTable:
 
     def _check(self, data: U8, places: I64, numbers: I64) -> None:
         lengths = self.length[numbers]
-        bad = check_crcs(data, places, lengths, self._crc[numbers])
+        bad = check_crcs(data, places, lengths, self.crc[numbers])
         if bad >= 0:
             raise CorruptionError(f"the CRC of page {numbers[bad]} of {self.name!r} does not match", file=self.file)
         for number, place, length in zip(numbers.tolist(), places.tolist(), lengths.tolist(), strict=True):

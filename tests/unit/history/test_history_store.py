@@ -22,7 +22,7 @@ from thinrow.core.errors import (
     UserKindError,
 )
 from thinrow.core.units import EPOCH_BITS
-from thinrow.history.archive import reader
+from thinrow.history.archive import stepwise
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.requests import RequestBatch
 from thinrow.history.store import HistoryStore
@@ -416,8 +416,8 @@ def test_more_text_than_one_array_holds_is_refused(tmp_path: Path, monkeypatch: 
     with HistoryStore.create(tmp_path / "s", schema, n_buckets=1) as store:
         store.bulk_load(table)
         size = sum(len(n) for n in notes)
-        monkeypatch.setattr(reader, "MAX_TEXT", size)
+        monkeypatch.setattr(stepwise, "MAX_TEXT", size)
         assert store.read([1], 2_000).histories.to_jagged("note").to_arrow().to_pylist() == [notes]
-        monkeypatch.setattr(reader, "MAX_TEXT", size - 1)
+        monkeypatch.setattr(stepwise, "MAX_TEXT", size - 1)
         with pytest.raises(InputError, match=f"{size} bytes of column 'note' at once; {size - 1} at most: read fewer"):
             store.read([1], 2_000)

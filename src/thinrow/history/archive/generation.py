@@ -38,6 +38,7 @@ from thinrow.history.archive.layout import OverlayInfo, SegmentInfo, StoredColum
 from thinrow.history.archive.overlay import Overlay
 from thinrow.history.archive.segment import Segment
 from thinrow.history.archive.segments import SegmentSet
+from thinrow.history.archive.tables import KnownTables
 from thinrow.history.archive.tombstones import (
     TombstoneFile,
     TombstoneIndex,
@@ -103,16 +104,13 @@ class Generation:
             ]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as e:
             raise CorruptionError(f"not a generation's manifest: {e}", file=f"manifests/{number:020d}.json") from e
-        self._by_bucket: dict[int, list[int]] = {}
-        for i, (bucket, _) in enumerate(self.segments):
-            self._by_bucket.setdefault(bucket, []).append(i)
         self._lock = threading.Lock()
         self._dictionaries: dict[tuple[int, tuple[int, ...]], ColumnDictionary] = {}
         self._sets: dict[tuple[int, ...], SegmentSet] = {}
-        counts = [len(self.segments_of(b)) for b in range(self.n_buckets)]
-        ends = np.cumsum(counts, dtype=np.int64)
+        self.tables = KnownTables()
+        ends = np.cumsum([len(infos) for infos in lists], dtype=np.int64)
         #: (n_buckets,) first segment number of each bucket (inclusive) and last (exclusive).
-        self.segment_bounds = ends - counts, ends
+        self.segment_bounds = np.append(0, ends[:-1]), ends
         archive.remember(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -141,7 +139,8 @@ class Generation:
 
     def segments_of(self, bucket: int) -> list[int]:
         """Numbers of the bucket's segments, oldest first."""
-        return self._by_bucket.get(bucket, [])
+        bounds = self.segment_bounds
+        return list(range(int(bounds[0][bucket]), int(bounds[1][bucket]))) if 0 <= bucket < self.n_buckets else []
 
     def newest(self) -> Generation:
         """The newest generation of the same archive; all that requests saw in this one is there, less what was erased.
@@ -235,7 +234,8 @@ class Generation:
             return self.segment(number).stream_of(column_id)
         return overlay_region(column_id), overlay.column.n_streams - 1, overlay.column
 
-    def _held_dictionary(self, number: int, column_id: int) -> npt.NDArray[np.uint64] | pa.Array | None:
+    def held_dictionary(self, number: int, column_id: int) -> npt.NDArray[np.uint64] | pa.Array | None:
+        """The dictionary of a column in one segment. Raises CorruptionError."""
         overlay = self.overlay(number, column_id)
         if overlay is not None:
             return overlay.dictionary()
@@ -249,7 +249,7 @@ class Generation:
         with self._lock:
             found = self._dictionaries.get(key)
             if found is None:
-                held = each(self.objects, lambda i: self._held_dictionary(i, spec.id), numbers)
+                held = each(self.objects, lambda i: self.held_dictionary(i, spec.id), numbers)
                 found = unite(dict(zip(numbers, held, strict=True)), len(self.segments), spec)
                 if len(self._dictionaries) >= _MAX_DICTIONARIES:
                     self._dictionaries.clear()

@@ -156,15 +156,19 @@ class Window:
         owner = np.searchsorted(self.pieces.piece_off, piece, side="right") - 1
         reader.prefetch(columns)
         user_off = reader.out_pos[np.searchsorted(owner, np.arange(len(self.pieces.users) + 1))]
-        if len(self.pieces.hides):
-            event_ts, *keys = self._decode_keys(reader, owner)
-            visibility = keys[0], keys[1]
-        else:
-            event_ts, visibility = reader.column(_EVENT_TS).values, None
+        visibility: tuple[Ints, Ints] | None = None
         with reader.naming(0):
-            values = {
-                c.name: reader.coded(c) if c.name in codes and not c.is_bytes else reader.column(c) for c in columns
-            }
+            coded = {c.name: reader.coded(c) for c in columns if c.name in codes and not c.is_bytes}
+            plain = [c for c in columns if c.name not in coded]
+            if len(self.pieces.hides):
+                event_ts, *keys = self._decode_keys(reader, owner)
+                visibility = keys[0], keys[1]
+                read = reader.columns(plain)
+            else:
+                times, *read = reader.columns((_EVENT_TS, *plain))
+                event_ts = times.values
+        found = coded | dict(zip((c.name for c in plain), read, strict=True))
+        values = {c.name: found[c.name] for c in columns}
         self.stats.events_decoded += reader.total
         if visibility is None:
             events = Events.lazy(self.pieces.users, user_off, event_ts, lambda: _visibility(reader), values)

@@ -206,7 +206,7 @@ class Standing:
         inside = not len(dirty) or file.part[dirty].max() <= _CRCS
         if inside and meta is file.layout.meta:
             for section, table in file.tables.items():
-                table._crc[:] = area[file.crcs[section]].view("<u4")[:, 0]
+                table.crc[:] = area[file.crcs[section]].view("<u4")[:, 0]
             if (file.part[dirty] == _PAGES).any():
                 self._forget(None)
             return hit
@@ -279,4 +279,4 @@ class Standing:
             self._archive._overlays = dict(self._overlays)
             self.generation.segments[:] = self._segments
         for section, table in file.tables.items():
-            table._crc[:] = file.sound[file.crcs[section]].view("<u4")[:, 0]
+            table.crc[:] = file.sound[file.crcs[section]].view("<u4")[:, 0]

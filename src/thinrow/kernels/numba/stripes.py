@@ -1,0 +1,442 @@
+"""Streams of many stripes in one call: records found, headers and blocks checked, values decoded, while one stripe's
+bytes are in the nearest cache and the next one's are on their way.
+
+Worked example: three runs want rows of stripes 4, 4 and 9. The records of 4 and 9 are found first. Then, stripe after
+stripe: the chunk headers of the second stripe after this one are asked for from memory, those of the next one are
+checked and its blocks asked for, and the blocks of this one are checked and decoded into the two runs' places.
+
+Whatever is wrong (a page, a record, a header, a CRC, a block) ends the call with the run that it hits; who wants to
+know what it is reads again step by step (``crc.open_chunks``, ``crc.check_crcs``, ``blocks.decode_fixed``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba.np.numpy_support import carray
+
+from thinrow.core.stripes import (
+    ELSEWHERE,
+    FILE,
+    FILE_BYTES,
+    LACKING,
+    N_BLOCKS,
+    N_PAGES,
+    N_STRIPES,
+    N_WORDS,
+    NULLS,
+    PAGE_BYTES,
+    PAGE_COUNT,
+    PAGE_CRC,
+    PAGE_FIELDS,
+    PAGE_FIRST,
+    PAGE_OFFSET,
+    PAGE_RECORDS,
+    PAGE_SOUND,
+    PAGES,
+    PLACE,
+    RECORD_BYTES,
+    STREAM,
+    TEXT,
+    WORDS,
+    StripeTables,
+    address_of,
+)
+from thinrow.kernels.numba.blocks import decode_block
+from thinrow.kernels.numba.crc import advance
+from thinrow.kernels.numba.intrinsics import load64, pointer, prefetch
+from thinrow.kernels.numba.jit import njit
+from thinrow.kernels.numba.unpack import CHUNK, LANES, MAX_LOCAL
+
+Array = npt.NDArray[Any]
+
+MAX_STRIPE_ROWS = 65_536
+_SPARSE, _ABSENT, _LAST_CODEC, _ZSTD = 9, 10, 12, 7
+_LINE = 64
+#: Chunk headers are asked for so many stripes ahead of their turn.
+_HEADERS_AHEAD = 4
+#: Fields of a block that was found: address, bytes, codec, width, CRC.
+_AT, _BYTES, _CODEC, _WIDTH, _CRC, _BLOCK_FIELDS = range(6)
+
+
+@njit
+def _word(address: int) -> Any:
+    return load64(carray(pointer(address), (8,), np.uint8), 0)
+
+
+@njit
+def _crc_is(address: int, size: int, wanted: Any) -> bool:
+    data = carray(pointer(address), (size,), np.uint8)
+    return bool(~advance(~np.uint32(0), data, 0, size) == np.uint32(wanted))
+
+
+@njit
+def _page_of(row: Array, stripe: Any) -> Any:
+    """The page of a stripe's record."""
+    pages = carray(pointer(row[PAGES]), (row[N_PAGES], PAGE_FIELDS), np.int64)
+    guess = min(stripe // row[PAGE_RECORDS], row[N_PAGES] - 1)
+    if pages[guess, PAGE_FIRST] <= stripe < pages[guess, PAGE_FIRST] + pages[guess, PAGE_COUNT]:
+        return guess
+    low, high = 0, row[N_PAGES]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if pages[middle, PAGE_FIRST] <= stripe:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@njit
+def _check_page(row: Array, page: Array) -> Any:
+    """Whether a page of stripe records lies in its file, has its CRC and holds what the directory says."""
+    begin, size = page[PAGE_OFFSET], page[PAGE_BYTES]
+    if begin < 0 or size < 8 or begin > row[FILE_BYTES] or size > row[FILE_BYTES] - begin:
+        return False
+    if not _crc_is(row[FILE] + begin, size, page[PAGE_CRC]):
+        return False
+    head = _word(row[FILE] + begin)
+    count, heap = np.int64(head & np.uint64(0xFFFFFFFF)), np.int64(head >> np.uint64(32))
+    return count == page[PAGE_COUNT] and (8 + count * row[RECORD_BYTES] + heap + 7) // 8 * 8 == size
+
+
+@njit
+def _record(row: Array, stripe: Any) -> Any:
+    """Address of a stripe's record in a page that was found sound; 0 where there is none."""
+    if row[FILE] == 0 or stripe < 0 or stripe >= row[N_STRIPES]:
+        return 0
+    number = _page_of(row, stripe)
+    page = carray(pointer(row[PAGES] + number * PAGE_FIELDS * 8), (PAGE_FIELDS,), np.int64)
+    at = stripe - page[PAGE_FIRST]
+    if at < 0 or at >= page[PAGE_COUNT]:
+        return 0
+    if page[PAGE_SOUND] == 0:
+        if not _check_page(row, page):
+            return 0
+        page[PAGE_SOUND] = 1
+    return row[FILE] + page[PAGE_OFFSET] + 8 + at * row[RECORD_BYTES]
+
+
+@njit
+def _find(
+    segments: Array,
+    records: Array,
+    segment: Array,
+    piece: Array,
+    start: Array,
+    stop: Array,
+    row_from: Array,
+    row_to: Array,
+    stripe_of: Array,
+    stripe_segment: Array,
+    record: Array,
+    n_rows: Array,
+) -> Any:
+    """The stripe of each run (neighbours in one share it), its record and rows; (first wrong run or -1, stripes)."""
+    n: Any = 0
+    last_segment: Any = -1
+    last_stripe: Any = -1
+    for i in range(len(piece)):
+        p = piece[i]
+        if p < 0 or p >= len(records):
+            return i, n
+        place, where = records[p, 6], segment[p]
+        stripe, first = np.int64(place & np.uint64(0xFFFFFFFF)), np.int64(place >> np.uint64(32))
+        if where < 0 or where >= len(segments) or start[i] < 0 or start[i] > stop[i] or stop[i] > MAX_STRIPE_ROWS:
+            return i, n
+        if where != last_segment or stripe != last_stripe:
+            address = _record(segments[where], stripe)
+            if address == 0:
+                return i, n
+            prefetch(address)
+            record[n], stripe_segment[n] = address, where
+            last_segment, last_stripe, n = where, stripe, n + 1
+        stripe_of[i], row_from[i], row_to[i] = n - 1, first + start[i], first + stop[i]
+    for k in range(n):
+        n_rows[k] = np.int64(_word(record[k]) & np.uint64(0xFFFFFFFF))
+    for i in range(len(piece)):
+        rows = n_rows[stripe_of[i]]
+        if rows > MAX_STRIPE_ROWS or row_to[i] > rows:
+            return i, n
+    return -1, n
+
+
+@njit
+def _ask(begin: int, size: int) -> None:
+    """Ask for the lines of a range."""
+    for at in range(begin, begin + size, _LINE):
+        prefetch(at)
+
+
+@njit
+def _chunk(row: Array, record: int, place: int) -> Any:
+    """Whether a chunk lies in its file; its address, bytes and header CRC."""
+    if place < 0 or 24 + place * 16 > row[RECORD_BYTES]:
+        return False, 0, 0, 0
+    offset, rest = _word(record + 8 + place * 16), _word(record + 16 + place * 16)
+    size, limit = rest & np.uint64(0xFFFFFFFF), np.uint64(row[FILE_BYTES])
+    if (offset & np.uint64(7)) != np.uint64(0) or offset > limit or size > limit - offset:
+        return False, 0, 0, 0
+    return True, row[FILE] + np.int64(offset), np.int64(size), np.int64(rest >> np.uint64(32))
+
+
+@njit
+def _ask_headers(row: Array, record: int, streams: Array, segment: int) -> None:
+    last: Any = -1
+    for w in range(len(streams)):
+        place = streams[w, segment, PLACE]
+        if place >= 0 and place != last:
+            inside, begin, size, _ = _chunk(row, record, place)
+            if inside:
+                _ask(begin, min(size, (streams[w, segment, N_BLOCKS] * 12 + 7) // 8 * 8))
+            last = place
+
+
+@njit
+def _open_header(begin: int, size: int, n_blocks: int, crc: Any) -> bool:
+    """Whether a chunk's header has its CRC, known codecs, and blocks that fill the chunk."""
+    head = (n_blocks * 12 + 7) // 8 * 8
+    if n_blocks < 0 or head > size or not _crc_is(begin, head, crc):
+        return False
+    total: Any = head
+    header = carray(pointer(begin), (head,), np.uint8)
+    for k in range(n_blocks):
+        n = np.int64(load64(header, k * 12) >> np.uint64(32))
+        if n % 8 != 0 or header[k * 12] > _LAST_CODEC:
+            return False
+        total += n
+    return bool(total == size)
+
+
+@njit
+def _put_block(begin: int, head: int, k: int, block: Array) -> None:
+    """Where block k of a sound chunk lies, and what it is."""
+    header = carray(pointer(begin), (head,), np.uint8)
+    at: Any = begin + head
+    for j in range(k):
+        at += np.int64(load64(header, j * 12) >> np.uint64(32))
+    entry = load64(header, k * 12)
+    block[_AT], block[_BYTES] = at, np.int64(entry >> np.uint64(32))
+    block[_CODEC], block[_WIDTH] = header[k * 12], header[k * 12 + 1]
+    block[_CRC] = np.int64(load64(header, k * 12 + 4) >> np.uint64(32))
+
+
+@njit
+def _open(row: Array, record: int, streams: Array, segment: int, kind: Array, blocks: Array, used: Array) -> bool:
+    """Find the blocks of all streams in one stripe, its headers checked, and count their bytes."""
+    last: Any = -1
+    begin: Any = 0
+    head: Any = 0
+    for w in range(len(streams)):
+        place, n_blocks, k = streams[w, segment, PLACE], streams[w, segment, N_BLOCKS], streams[w, segment, STREAM]
+        if place < 0:
+            continue
+        if place != last:
+            inside, begin, size, crc = _chunk(row, record, place)
+            if not inside or not _open_header(begin, size, n_blocks, crc):
+                return False
+            head, last = (n_blocks * 12 + 7) // 8 * 8, place
+            used[len(streams)] += size
+        if k < 0 or k >= n_blocks:
+            return False
+        block = blocks[w]
+        _put_block(begin, head, k, block)
+        if block[_CODEC] == _ABSENT:
+            # What is there, the block after it says.
+            if kind[w] != NULLS or k + 1 >= n_blocks:
+                return False
+            _put_block(begin, head, k + 1, block)
+            if block[_CODEC] != _SPARSE:
+                return False
+            block[_CODEC] = _ABSENT
+        if (block[_WIDTH] & (LANES - 1)) > 64:
+            return False
+        used[w] += block[_BYTES]
+    return True
+
+
+@njit
+def _fill(out: Array, at: int, n: int, itemsize: int, value: int) -> None:
+    target = out[at * itemsize : (at + n) * itemsize]
+    for i in range(len(target)):
+        target[i] = value
+
+
+@njit
+def _decode_stripe(
+    blocks: Array,
+    following: Array,
+    streams: Array,
+    segment: int,
+    kind: Array,
+    per_row: Array,
+    refused: Array,
+    n_rows: int,
+    first: int,
+    last: int,
+    row_from: Array,
+    row_to: Array,
+    out_pos: Array,
+    target: Array,
+    scratch: Array,
+    room: Array,
+) -> Any:
+    """Check the blocks of one stripe and decode the rows of runs [first, last); ask for ``following`` meanwhile."""
+    for w in range(len(streams)):
+        _ask(following[w, _AT], following[w, _BYTES])
+        place, block = streams[w, segment, PLACE], blocks[w]
+        if refused[w] or place == ELSEWHERE or (place >= 0 and kind[w] == TEXT and block[_CODEC] == _ZSTD):
+            refused[w] = True
+            continue
+        if place >= 0 and not _crc_is(block[_AT], block[_BYTES], block[_CRC]):
+            return False
+        times, items, itemsize = per_row[w], target[w, 1], target[w, 2]
+        out = carray(pointer(target[w, 0]), (items * itemsize,), np.uint8)
+        words = carray(pointer(streams[w, segment, WORDS]), (streams[w, segment, N_WORDS],), np.uint64)
+        for i in range(first, last):
+            row, stop, at = row_from[i] * times, row_to[i] * times, out_pos[i] * times
+            if at < 0 or at > items or stop - row > items - at:
+                return False
+            if place < 0:
+                _fill(out, at, stop - row, itemsize, 1 if kind[w] == NULLS and place == LACKING else 0)
+            elif not decode_block(
+                block[_AT],
+                block[_BYTES],
+                block[_CODEC],
+                block[_WIDTH],
+                n_rows * times,
+                row,
+                stop,
+                words,
+                out,
+                at,
+                itemsize,
+                scratch,
+                room,
+            ):
+                return False
+    return True
+
+
+@njit
+def _read(
+    segments: Array,
+    streams: Array,
+    kind: Array,
+    per_row: Array,
+    records: Array,
+    segment: Array,
+    piece: Array,
+    start: Array,
+    stop: Array,
+    out_pos: Array,
+    target: Array,
+    refused: Array,
+    used: Array,
+) -> Any:
+    n_runs, n_streams = len(piece), len(streams)
+    room_for = np.empty((6, n_runs), np.int64)
+    row_from, row_to, stripe_of = room_for[0], room_for[1], room_for[2]
+    stripe_segment, record, n_rows = room_for[3], room_for[4], room_for[5]
+    bad, n = _find(
+        segments, records, segment, piece, start, stop, row_from, row_to, stripe_of, stripe_segment, record, n_rows
+    )
+    if bad >= 0:
+        return bad
+    scratch, room = np.empty(CHUNK + 8, np.uint64), np.empty(MAX_LOCAL + 8, np.uint64)
+    # One row of the three is always empty: after the last stripe nothing follows.
+    blocks = np.zeros((3, n_streams, _BLOCK_FIELDS), np.int64)
+    for k in range(min(n, _HEADERS_AHEAD)):
+        _ask_headers(segments[stripe_segment[k]], record[k], streams, stripe_segment[k])
+    run: Any = 0
+    for k in range(n + 1):
+        ahead = k + _HEADERS_AHEAD
+        if ahead < n:
+            _ask_headers(segments[stripe_segment[ahead]], record[ahead], streams, stripe_segment[ahead])
+        if k < n:
+            where = stripe_segment[k]
+            if not _open(segments[where], record[k], streams, where, kind, blocks[k & 1], used):
+                while stripe_of[run] < k:
+                    run += 1
+                return run
+        if k == 0:
+            if n_streams > 0 and n > 0:
+                for w in range(n_streams):
+                    _ask(blocks[0, w, _AT], blocks[0, w, _BYTES])
+            continue
+        before, first = k - 1, run
+        while run < n_runs and stripe_of[run] == before:
+            run += 1
+        if not _decode_stripe(
+            blocks[before & 1],
+            blocks[k & 1] if k < n else blocks[2],
+            streams,
+            stripe_segment[before],
+            kind,
+            per_row,
+            refused,
+            n_rows[before],
+            first,
+            run,
+            row_from,
+            row_to,
+            out_pos,
+            target,
+            scratch,
+            room,
+        ):
+            return first
+    return -1
+
+
+def read_stripes(
+    tables: StripeTables,
+    records: Array,
+    segment: Array,
+    piece: Array,
+    start: Array,
+    stop: Array,
+    out_pos: Array,
+    out: Sequence[Array],
+    refused: Array,
+    used: Array,
+) -> int:
+    """Rows ``[start[i], stop[i])`` of piece ``piece[i]``, of every stream, into ``out[w][out_pos[i] * per_row[w]:]``.
+
+    Args:
+        tables: of the streams; all segments that the runs lie in are prepared.
+        records: (P, 8) uint64, the piece records (docs/format/archive-v2.md, section 6).
+        segment: (P,) int64 number of each piece's segment.
+        piece, start, stop: (R,) int64; rows within the piece, ``stop`` exclusive.
+        out_pos: (R,) int64, or longer.
+        out: by stream, contiguous, of any dtype of 1, 2, 4 or 8 bytes. Or of the first streams only: with none, the
+            call says whether the stripes have the rows.
+        refused: (W,) bool, out: streams that these tables cannot read; what stands in their output says nothing.
+        used: (W + 1,) int64, out: bytes of blocks by stream, and of chunks.
+
+    Returns:
+        -1, or a run that something impossible was found of. Nothing outside the files, the dictionaries and the runs'
+        own output ranges is ever read or written.
+    """
+    target = np.empty((len(out), 3), np.int64)
+    for w, array in enumerate(out):
+        target[w] = address_of(array), array.size, array.itemsize
+    found: int = _read(
+        tables.segments,
+        tables.streams[: len(out)],
+        tables.kind,
+        tables.per_row,
+        records,
+        segment,
+        piece,
+        start,
+        stop,
+        out_pos,
+        target,
+        refused,
+        used,
+    )
+    return found
