@@ -35,6 +35,7 @@ class BulkOptions:
     work_dir: Path | None
     memory_mb: int | None
     engine: str | None
+    recent: str | None = None
 
 
 def bulk_ingest(
@@ -68,19 +69,22 @@ def bulk_ingest(
     if not exists and schema is None:
         raise InputError("--create needs --schema FILE, or --user COLUMN and --time COLUMN")
     if exists:
-        with HistoryStore.open(store_path, archive=options.archive) as store:
+        with HistoryStore.open(store_path, archive=options.archive, recent=options.recent) as store:
             require_same(store, schema)
             _load(store, source, load_id, options)
         return
     assert schema is not None
     buckets = DEFAULT_BUCKETS if options.buckets is None else options.buckets
+    from thinrow.history.tiers import destroy_tier
+
     before = {path.name for path in store_path.iterdir()} if store_path.is_dir() else None
-    with HistoryStore.create(store_path, schema, buckets, archive=options.archive) as store:
+    with HistoryStore.create(store_path, schema, buckets, archive=options.archive, recent=options.recent) as store:
         try:
             _load(store, source, load_id, options)
             return
         except InputError as e:
             refused = e
+            destroy_tier(store_path, store.recent)
             store.archive.destroy()
     _remove(store_path, before)
     raise refused

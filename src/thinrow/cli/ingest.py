@@ -37,6 +37,7 @@ _CHUNK_EVENTS = 65_536
 @click.option("--arrival-time", help="Without --schema: the column that says when an event became known.")
 @click.option("--buckets", type=int, help="With --create: number of buckets; rebucket multiplies it.  [default: 16]")
 @click.option("--archive", help="Keep the archive in a bucket: s3://BUCKET/PREFIX?endpoint=URL&region=NAME.")
+@click.option("--recent", help="Keep recent events on Redis: redis://HOST:PORT/DB?name=NAME&durability=always.")
 @click.option("--compact/--no-compact", "then_compact", default=False, help="Compact afterwards.")
 @click.option("--bulk", is_flag=True, help="Straight into the archive; FILES may be larger than memory, or folders.")
 @click.option(
@@ -51,6 +52,7 @@ def command(
     schema_path: Path | None,
     buckets: int | None,
     archive: str | None,
+    recent: str | None,
     then_compact: bool,
     bulk: bool,
     work_dir: Path | None,
@@ -90,7 +92,7 @@ def command(
 
     if bulk:
         described = schema_path is not None or any(columns.values())
-        options = BulkOptions(create, buckets, archive, then_compact, work_dir, memory, engine)
+        options = BulkOptions(create, buckets, archive, then_compact, work_dir, memory, engine, recent)
         bulk_ingest(
             files,
             store_path,
@@ -109,7 +111,7 @@ def command(
     if schema_path is not None or any(columns.values()):
         schema = _schema(table.schema, schema_path, columns)
     if exists:
-        with HistoryStore.open(store_path, archive=archive) as store:
+        with HistoryStore.open(store_path, archive=archive, recent=recent) as store:
             _require_same(store, store_path, schema, buckets)
             _append(store, store.check(table), then_compact)
         return
@@ -118,7 +120,7 @@ def command(
     events = check_table(table, schema)
     _check_corrections(events, schema)
     n_buckets = DEFAULT_BUCKETS if buckets is None else buckets
-    with HistoryStore.create(store_path, schema, n_buckets, archive=archive) as store:
+    with HistoryStore.create(store_path, schema, n_buckets, archive=archive, recent=recent) as store:
         _append(store, events, then_compact)
 
 

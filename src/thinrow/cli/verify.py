@@ -43,6 +43,7 @@ def command(store_path: Path, all_generations: bool, logs: tuple[Path, ...], tab
     from thinrow.history.backup import is_backup
     from thinrow.history.place import archive_objects
     from thinrow.history.store import HistoryStore
+    from thinrow.history.tiers import remembered_tier
 
     if is_backup(store_path):
         _verify_backup(store_path)
@@ -57,18 +58,19 @@ def command(store_path: Path, all_generations: bool, logs: tuple[Path, ...], tab
     rows = _verify_segments(checked, found)
     for generation in checked:
         found += verify_tombstones(generation)
-    recent = store_path / "recent"
-    if recent.exists():
+    location = remembered_tier(store_path)
+    recent = str(store_path / "recent") if location is None else location.tier
+    if location is not None or Path(recent).exists():
         try:
             with HistoryStore.open(store_path) as store, progress_bar("recent events") as progress:
                 found += store.verify_recent(progress)
         except NewerFormatError:
             raise
         except ThinrowError as e:
-            found.append(as_damage(e, str(recent)))
+            found.append(as_damage(e, recent))
     else:
         # Opening the store would make a new one.
-        found.append(Damage(str(recent), None, None, "it is missing, and with it what was not compacted"))
+        found.append(Damage(recent, None, None, "it is missing, and with it what was not compacted"))
     logs = (*logs, *(p.parent for p in sorted(store_path.rglob("log.json"))))
     tables = (*tables, *(p.parent for p in sorted(store_path.rglob("catalog.db"))))
     found += (*_verify_logs(logs), *_verify_tables(tables))
@@ -184,17 +186,17 @@ _NEXT = {
 }
 
 
-def _kind(file: str, recent: Path) -> str:
+def _kind(file: str, recent: str) -> str:
     if file.startswith(("segments/", "overlays/", "tombstones/")):
         return "segments"
     if file.startswith("manifests/"):
         return "manifests"
-    if file.startswith(str(recent)):
+    if file.startswith(recent):
         return "recent"
     return "logs" if file.endswith((".log", "log.json")) else "tables"
 
 
-def _report(found: list[Damage], store_path: Path, recent: Path) -> None:
+def _report(found: list[Damage], store_path: Path, recent: str) -> None:
     for damage in found[:_LISTED]:
         where = "".join(
             f", {what} {value!r}"

@@ -4,7 +4,7 @@
 
     store/
       archive/    manifests and segments (docs/format/archive-v2.md); or in a bucket (see ``place``)
-      recent/     the LMDB environment (docs/format/recent-v2.md)
+      recent/     the LMDB environment (docs/format/recent-v2.md); or on a Redis server (see ``tiers``)
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from thinrow.core.clock import Clock, system_clock
 from thinrow.core.errors import InputError, StoreError, StoreExists, StoreNotFound
-from thinrow.core.units import EPOCH_BITS
 from thinrow.core.users import Users, as_users, distinct
 from thinrow.history.archive import arrow
 from thinrow.history.archive.find import find_event
@@ -60,6 +59,7 @@ from thinrow.history.recent.lmdb import LmdbRecent
 from thinrow.history.recent.tier import Advance, AppendResult, RecentTier
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.snapshot import MAX_INLINE_EVENTS, Snapshot, take_snapshot
+from thinrow.history.tiers import forget_tier, new_tier, next_epoch, open_tier
 from thinrow.history.usage import UsageRecorder
 from thinrow.history.verify import verify_recent
 from thinrow.schema import EventSchema, Projection
@@ -115,6 +115,7 @@ class HistoryStore:
         n_buckets: int = DEFAULT_BUCKETS,
         *,
         archive: str | None = None,
+        recent: str | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         sync: bool = True,
         clock: Clock = system_clock,
@@ -125,19 +126,23 @@ class HistoryStore:
             path: directory; made if absent.
             n_buckets: training tables take the same number; only ``rebucket`` changes it.
             archive: ``s3://bucket/prefix?endpoint=URL&region=NAME`` to keep the archive there; the folder remembers it.
+            recent: ``redis://host:port/db?name=NAME&durability=always`` to keep recent events there, for many machines
+                that append (docs/recent-tier.md); the folder remembers it.
             cache_bytes: of a distant archive to keep in the folder; 0 for no cache.
             sync: whether an append is on disk before it returns (False: it survives a killed process, not a power cut).
 
         Raises:
             StoreExists: a store is there.
-            InputError: ``n_buckets`` is out of bounds, or ``archive`` is no such URL.
+            InputError: ``n_buckets`` is out of bounds, or ``archive`` or ``recent`` is no such URL.
+            StoreError: the server of recent events does not answer, or is not set to what its URL says.
         """
         path = Path(path)
         location = None if archive is None else S3Location.parse(archive)
         if cls.exists(path):
             raise StoreExists(f"a store is at {path} already; open it, or choose another path")
-        # A creation that was killed may have left this.
+        # A creation that was killed may have left these.
         forget(path)
+        forget_tier(path)
         if location is not None:
             if ManifestLog(S3Objects(location)).list():
                 raise StoreExists(f"an archive is at {location} already; open it from here, or choose another prefix")
@@ -148,10 +153,11 @@ class HistoryStore:
             forget(path)
             raise
         try:
-            return cls(path, made, _new_tier(path / "recent", schema, sync), clock=clock)
+            return cls(path, made, new_tier(path, made, schema, recent, sync), clock=clock)
         except BaseException:
             made.destroy()
             forget(path)
+            forget_tier(path)
             raise
 
     @classmethod
@@ -160,6 +166,7 @@ class HistoryStore:
         path: str | Path,
         *,
         archive: str | None = None,
+        recent: str | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         sync: bool = True,
         clock: Clock = system_clock,
@@ -169,10 +176,13 @@ class HistoryStore:
         Args:
             archive: not needed where the folder remembers it. A new folder takes over the archive of a lost one: what
                 the lost one had not compacted is gone, and no two folders may append for one archive.
+            recent: not needed where the folder remembers it. New folders, with ``archive``, make more machines serve
+                and append for one store.
 
         Raises:
             StoreNotFound, NewerFormatError, CorruptionError.
-            InputError: ``archive`` is not where this store has its archive.
+            InputError: ``archive`` or ``recent`` is not where this store has them.
+            StoreError: the server of recent events does not answer, or is not set to what its URL says.
         """
         path = Path(path)
         if archive is not None:
@@ -182,9 +192,7 @@ class HistoryStore:
                 f"no store at {path}; create one: thinrow ingest FILE --store {path} --create --schema ..."
             )
         opened = Archive(archive_objects(path, cache_bytes=cache_bytes), clock)
-        schema = opened.pin().schema
-        recent = LmdbRecent(path / "recent", schema, sync=sync, floor=lambda: next_epoch(opened.pin()))
-        return cls(path, opened, recent, clock=clock)
+        return cls(path, opened, open_tier(path, opened, recent, sync), clock=clock)
 
     @property
     def schema(self) -> EventSchema:
@@ -527,7 +535,7 @@ class HistoryStore:
 
     def verify_recent(self, progress: Progress | None = None) -> list[Damage]:
         """Damage of the recent tier: every event and id is read back, every counter held against the archive."""
-        return verify_recent(self.pin, self.recent, str(self.path / "recent"), progress)
+        return verify_recent(self.pin, self.recent, self.recent.name, progress)
 
     def close(self) -> None:
         """Release the recent tier, and write what was counted of the use of columns."""
@@ -544,18 +552,6 @@ class HistoryStore:
         self.close()
 
 
-def next_epoch(generation: Generation) -> int:
-    """The number after which a tier that replaces a lost one counts.
-
-    The upper bits of an arrival number are the epoch of its tier: what the lost tier gave out beyond the archive is
-    never given again, so a request that logged it inline cannot be taken for another event's.
-    """
-    held = (generation.segment(i).meta["max_arrival"] for i in range(len(generation.segments)))
-    highest = max(held, default=0)
-    highest = max(highest, generation.tombstone_index.max_arrival)
-    return ((highest >> EPOCH_BITS) + 1) << EPOCH_BITS
-
-
 def _settle(path: Path, location: S3Location) -> None:
     """Hold the place that a caller gives to the one that the folder remembers; a new folder takes it."""
     held = remembered(path)
@@ -569,11 +565,3 @@ def _settle(path: Path, location: S3Location) -> None:
     # A bucket may be reached by another endpoint today.
     if held != location:
         remember(path, location)
-
-
-def _new_tier(path: Path, schema: EventSchema, sync: bool) -> LmdbRecent:
-    tier = LmdbRecent(path, schema, sync=sync)
-    if len(tier.known_users(1)):
-        tier.close()
-        raise StoreExists(f"{path} holds events of a store whose archive is gone; restore it, or choose another path")
-    return tier

@@ -81,7 +81,8 @@ class Steps:
         self.max_inline = 3 if rng.random() < 0.2 else 2_048
         self.now = 60
         self.path = folder / "s0"
-        store = HistoryStore.create(self.path, schema, int(rng.integers(1, 4)), sync=False, clock=lambda: self.now)
+        n_buckets, recent = int(rng.integers(1, 4)), self.recent_url()
+        store = HistoryStore.create(self.path, schema, n_buckets, recent=recent, sync=False, clock=lambda: self.now)
         self._use(store)
         self.model = StoreModel(schema)
         self.schemas = {1: schema}
@@ -98,6 +99,10 @@ class Steps:
     def _use(self, store: HistoryStore) -> None:
         self.store = store
         store.max_inline = self.max_inline
+
+    def recent_url(self) -> str | None:
+        """Where recent events are kept, of a subclass whose stores have a server for them; these have no backups."""
+        return None
 
     # -- what is there --
 
@@ -523,6 +528,8 @@ class Steps:
 
     def backup(self, rng: np.random.Generator) -> None:
         """Back up."""
+        if self.recent_url() is not None:
+            return
         number = self.store.backup(self.folder / "copy").number
         self.saved.append((number, self.model.copy(), next(self.serial), dict(self.schemas)))
 

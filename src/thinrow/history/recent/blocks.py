@@ -103,6 +103,11 @@ class BlockTier(ABC):
         return self._schema
 
     @property
+    def name(self) -> str:
+        """See ``RecentTier.name``."""
+        return self._name
+
+    @property
     def atomic_over_users(self) -> bool:
         """See ``RecentTier.atomic_over_users``."""
         return True

@@ -86,7 +86,7 @@ class RedisRecent(BlockTier):
         location = RedisLocation.parse(location) if isinstance(location, str) else location
         if not location.name:
             raise StoreError(f"{location} names no store; add ?name=NAME")
-        super().__init__(schema, f"redis {location.server} {location.name}")
+        super().__init__(schema, location.tier)
         self.location = location
         self._claim = claim
         self._link: RedisLink | None = RedisLink(location, SCRIPTS)
@@ -120,6 +120,14 @@ class RedisRecent(BlockTier):
         if self._link is not None:
             self._link.close()
         self._link = None
+
+    def destroy(self) -> None:
+        """Delete all keys of the store, and close."""
+        link = self._live()
+        txn = RedisTransaction(link, self._keys, self)
+        for some in txn.everything():
+            link.read([pack(b"DEL", key) for key in some])
+        self.close()
 
     def append(
         self,

@@ -103,6 +103,11 @@ class RedisLocation:
         return f"{where}{'?' * bool(named)}{urlencode(named)}"
 
     @property
+    def tier(self) -> str:
+        """What the tier there is called in errors and reports."""
+        return f"redis {self.server} {self.name}"
+
+    @property
     def server(self) -> str:
         """Host and port, for messages."""
         return f"{self.host}:{self.port}"

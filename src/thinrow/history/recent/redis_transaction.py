@@ -139,7 +139,7 @@ class RedisKeys:
     def user_keys(self, found: Iterable[bytes], suffix: bytes = b"}") -> Iterator[tuple[bytes, bytes]]:
         """(user key, key) of the user's keys that end so, among keys of the store."""
         for key in found:
-            if key.endswith(suffix):
+            if key.startswith(self._prefix) and key.endswith(suffix):
                 name = key[len(self._prefix) : -len(suffix)]
                 yield self._encoded(name), key
 
@@ -327,15 +327,22 @@ class RedisTransaction:
         for name, pair in sorted(_as_pairs(self._link.ask(b"HGETALL", key))):
             yield user + name, pair
 
-    def _lists(self, suffix: bytes = b"}") -> Iterator[list[tuple[bytes, bytes]]]:
+    def everything(self) -> Iterator[list[bytes]]:
+        """All keys of the store, some perhaps more than once; those of users first."""
         cursor = b"0"
         while True:
             cursor, keys = self._link.ask(b"SCAN", cursor, b"MATCH", self._keys.pattern, b"COUNT", _SCAN_COUNT)
+            if keys:
+                yield keys
+            if cursor == b"0":
+                break
+        yield [self._keys.positions, self._keys.meta]
+
+    def _lists(self, suffix: bytes = b"}") -> Iterator[list[tuple[bytes, bytes]]]:
+        for keys in self.everything():
             some = list(self._keys.user_keys(keys, suffix))
             if some:
                 yield some
-            if cursor == b"0":
-                return
 
     def _view(self, user_key: bytes) -> View:
         view = self.views.get(user_key)

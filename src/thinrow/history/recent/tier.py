@@ -86,6 +86,11 @@ class RecentTier(Protocol):
         ...
 
     @property
+    def name(self) -> str:
+        """What the tier is called in errors and reports: its folder, or its server."""
+        ...
+
+    @property
     def atomic_over_users(self) -> bool:
         """Whether a call is there for all of its users or for none, and a read shows all of them at one moment.
 
