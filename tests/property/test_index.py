@@ -85,7 +85,7 @@ def test_a_text_key_outside_its_heap_is_damage(backend: str) -> None:
     data[at : at + 4] = (1 << 30).to_bytes(4, "little")
     # Under a right CRC, as a writer with a fault would leave it.
     page = bytes(data[int(opened.offset[0]) :][: int(opened.length[0])])
-    opened._crc[0] = crc_of(page)
+    opened.crc[0] = crc_of(page)
     objects.put("t0", bytes(data))
     with use(backend), pytest.raises(CorruptionError, match="lies outside its heap"):
         Index(objects, [opened]).find(np.zeros(1, np.int64), np.array(["bert"], object))
