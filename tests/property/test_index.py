@@ -70,9 +70,12 @@ def test_every_backend_finds_what_a_plain_search_finds(
         with use(name):
             first, last = index.find(table, asked)
             taken = index.take(owner, np.concatenate(numbers))
+            ranges = index.take_ranges(table, first, last)
         for t, key, a, b in zip(table.tolist(), asked.tolist(), first.tolist(), last.tolist(), strict=True):
             assert b - a == (keys[t] == key).sum()
             assert (keys[t][a:b] == key).all()
+        rows = [k * 10 + t for t, a, b in zip(table.tolist(), first, last, strict=True) for k in range(a, b)]
+        assert ranges["value"].tolist() == rows
         np.testing.assert_array_equal(taken["value"], np.concatenate(numbers) * 10 + owner)
 
 

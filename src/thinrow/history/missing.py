@@ -91,6 +91,8 @@ class Missing:
 
         Where erased and expired events may be among them and it cannot be told which, they count as erased.
         """
+        if not len(self.graves):
+            return np.zeros(len(self.batch), np.int8)
         bound = np.ascontiguousarray(self.batch.versions["snapshot_arrival"])
         by_erasure = self.graves.removed(self.user_of, bound, (ERASED, WHOLE)) > 0
         status = np.zeros(len(self.batch), np.int8)
@@ -100,6 +102,8 @@ class Missing:
 
     def refuse(self, archived: Ints) -> None:
         """Raises Erased or Expired for the first request that saw what is gone."""
+        if not len(self.graves):
+            return
         status = self.status(archived)
         hit = np.flatnonzero(status)
         if not len(hit):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +20,10 @@ import numpy.typing as npt
 from thinrow.core.errors import InputError, ObjectNotFound, VersionMismatch
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import EPOCH_BITS
-from thinrow.core.users import distinct, plain
+from thinrow.core.users import Users, plain
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.hides import hide
-from thinrow.history.archive.layout import StoredColumn
-from thinrow.history.archive.lookup import Ints
+from thinrow.history.archive.lookup import Ints, distinct_users
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.window import Window, cut_windows, merge, read_everything
 from thinrow.history.missing import COMPLETE, Missing, OnMissing, check_policy
@@ -36,6 +36,10 @@ from thinrow.schema import ColumnSpec, Projection
 from thinrow.storage.meter import metering
 
 _BEGINNING = np.iinfo(np.int64).min
+
+#: (X,) number and identity digest of the events of each archive part; first and last time of these and of the inline
+#: events that have been archived since (0, 0 where none); and how many the latter are.
+_ArchivePart: TypeAlias = tuple[Ints, npt.NDArray[np.uint64], Ints, Ints, Ints]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +100,14 @@ def _reconstruct(
     stats: ReadStats,
     on_missing: OnMissing,
 ) -> Reconstruction:
-    specs = projection.resolve(generation.schema)
-    columns = [StoredColumn.of(c) for c in specs]
-    users, user_of = distinct(batch.users)
+    specs, columns = generation.columns_of(projection)
+    users, user_of = distinct_users(batch.users)
     missing = Missing.of(generation, batch, users, user_of)
     logged, batch = batch, missing.batch
-    bound = np.ascontiguousarray(batch.versions["snapshot_arrival"])
-    hide_user = user_of[np.repeat(np.arange(len(batch)), np.diff(batch.hide_offsets))]
-    window = Window(generation, users, user_of, batch.request_ts, bound, stats, hide_user=hide_user, hides=batch.hides)
+    window = _window(generation, batch, users, user_of, stats)
     archived = _archived_since(generation, batch, window)
-    _require_all(generation, batch, window)
-    gone = np.zeros(len(batch), np.int64)
+    gone = _prove(generation, batch, window, archived, missing, verify)
     if verify or len(missing.graves):
-        gone = _verify(generation, batch, window, archived, missing)
         stats.versions_verified += len(batch)
     if on_missing == "fail":
         missing.refuse(gone)
@@ -117,25 +116,35 @@ def _reconstruct(
     if len(kept) < len(batch):
         rest = _reconstruct(generation, logged.take(kept), projection, verify, stats, "fail")
         return Reconstruction(rest.histories, stats, status, kept)
-    oldest = np.full(len(batch), _BEGINNING, np.int64)
     if projection.horizon_ms is not None:
         oldest = batch.request_ts - projection.horizon_ms
+    else:
+        oldest = np.empty(len(batch), np.int64)
+        oldest.fill(_BEGINNING)
     # The version says how many events are visible before any of them is read.
     newest = projection.newest(batch.versions["seq_len"] - gone + batch.inline.lengths)
     events = window.read(newest, oldest, columns, projection.codes)
     since = time.perf_counter()
     whole = window.all_visible()
-    if not archived.all():
+    if len(archived) and not archived.all():
         events = _merge_inline(events, batch, user_of, ~archived, window, specs)
         # What one request saw as recent may not be what an earlier one of the same user saw.
         whole[:] = False
-    histories = cut_windows(events, user_of, batch.request_ts, bound, oldest, newest, whole)
+    histories, delivered = cut_windows(events, user_of, batch.request_ts, window.bound, oldest, newest, whole)
     stats.clock("merge", since)
-    stats.events_delivered += int(histories.lengths().sum())
+    stats.events_delivered += delivered
     if generation.usage is not None:
         sizes = {c.id: stats.column_bytes.get(c.id, 0) for c in columns}
         generation.usage.add(sizes, len(batch), stats.events_delivered)
     return Reconstruction(histories, stats, status, kept)
+
+
+def _window(generation: Generation, batch: RequestBatch, users: Users, user_of: Ints, stats: ReadStats) -> Window:
+    bound = np.ascontiguousarray(batch.versions["snapshot_arrival"])
+    owner = None
+    if len(batch.hides):
+        owner = user_of[np.repeat(np.arange(len(batch)), np.diff(batch.hide_offsets))]
+    return Window(generation, users, user_of, batch.request_ts, bound, stats, hide_user=owner, hides=batch.hides)
 
 
 def _archived_since(generation: Generation, batch: RequestBatch, window: Window) -> npt.NDArray[np.bool_]:
@@ -145,6 +154,8 @@ def _archived_since(generation: Generation, batch: RequestBatch, window: Window)
     epoch raises that question, and then the keys are read.
     """
     arrival = batch.inline.arrival
+    if not len(arrival):
+        return np.empty(0, np.bool_)
     owner = np.repeat(window.user_of, batch.inline.lengths)
     watermark = window.pieces.watermark[owner]
     archived = arrival <= watermark
@@ -164,28 +175,45 @@ def _keyed(user: Ints, arrival: Ints) -> npt.NDArray[np.void]:
     return keys
 
 
-def _require_all(generation: Generation, batch: RequestBatch, window: Window) -> None:
-    """Refuse a generation that does not hold yet what a request saw in the archive."""
-    versions = batch.versions
-    behind = versions["last_arrival"] > window.pieces.watermark[window.user_of]
+def _prove(
+    generation: Generation,
+    batch: RequestBatch,
+    window: Window,
+    archived: npt.NDArray[np.bool_],
+    missing: Missing,
+    verify: bool,
+) -> Ints:
+    """Refuse a generation that does not hold yet what a request saw in the archive, and hold count, identity digest and
+    bounds of every example against its version and its archived inline events.
+
+    Returns (X,) how many events of its archive part are gone, by its user's tombstones.
+    """
+    watermark = window.pieces.watermark
+    if not verify and not len(missing.graves):
+        _require_all(generation, batch, window, batch.versions["last_arrival"] > watermark[window.user_of])
+        return np.zeros(len(batch), np.int64)
+    found = window.summarize()
+    if not len(archived) or not archived.any():
+        behind, wrong = kernel("compare_versions")(batch.versions, window.user_of, watermark, *found)
+        if behind < 0 and wrong < 0:
+            return np.zeros(len(batch), np.int64)
+    _require_all(generation, batch, window, batch.versions["last_arrival"] > watermark[window.user_of])
+    return _verify(generation, batch, _archive_part(batch, found, archived), missing)
+
+
+def _require_all(generation: Generation, batch: RequestBatch, window: Window, behind: npt.NDArray[np.bool_]) -> None:
     if behind.any():
         i = int(np.flatnonzero(behind)[0])
         raise InputError(
-            f"request {i} of user {plain(batch.users[i])!r} pinned arrivals up to {versions['last_arrival'][i]}, but "
-            f"generation {generation.number} holds them only up to {window.pieces.watermark[window.user_of[i]]}; "
+            f"request {i} of user {plain(batch.users[i])!r} pinned arrivals up to {batch.versions['last_arrival'][i]}, "
+            f"but generation {generation.number} holds them only up to {window.pieces.watermark[window.user_of[i]]}; "
             "reconstruct from a later generation"
         )
 
 
-def _verify(
-    generation: Generation, batch: RequestBatch, window: Window, archived: npt.NDArray[np.bool_], missing: Missing
-) -> Ints:
-    """Hold count, identity digest and bounds of every example against its version and its archived inline events.
-
-    Returns (X,) how many events of its archive part are gone, by its user's tombstones.
-    """
+def _verify(generation: Generation, batch: RequestBatch, part: _ArchivePart, missing: Missing) -> Ints:
     versions = batch.versions
-    count, checksum, start, end, known = _archive_part(batch, window, archived)
+    count, checksum, start, end, known = part
     wrong = (count != versions["seq_len"]) | (checksum != versions["checksum"])
     alone = known == 0
     wrong |= alone & ((start != versions["start_ts"]) | (end != versions["end_ts"]))
@@ -206,11 +234,10 @@ def _verify(
 
 
 def _archive_part(
-    batch: RequestBatch, window: Window, archived: npt.NDArray[np.bool_]
-) -> tuple[Ints, npt.NDArray[np.uint64], Ints, Ints, Ints]:
-    """(X,) number and identity digest of the events of each archive part; first and last time of these and of the
-    inline events that have been archived since (0, 0 where none); and how many the latter are."""
-    count, digest, start, end = window.summarize()
+    batch: RequestBatch, found: tuple[Ints, npt.NDArray[np.uint64], Ints, Ints], archived: npt.NDArray[np.bool_]
+) -> _ArchivePart:
+    """Of what ``Window.summarize`` found; what came inline and has been archived since is no part of it."""
+    count, digest, start, end = found
     inline = batch.inline
     mix = np.where(archived, kernel("identity_mix")(inline.event_ts, inline.arrival), np.uint64(0))
     sums = np.concatenate([[np.uint64(0)], np.cumsum(mix, dtype=np.uint64)])
@@ -224,17 +251,15 @@ def survivors(generation: Generation, batch: RequestBatch) -> tuple[Ints, npt.ND
 
     Raises as ``reconstruct`` on a request that is not what its version describes.
     """
-    users, user_of = distinct(batch.users)
+    users, user_of = distinct_users(batch.users)
     missing = Missing.of(generation, batch, users, user_of)
     batch = missing.batch
-    bound = np.ascontiguousarray(batch.versions["snapshot_arrival"])
-    owner = user_of[np.repeat(np.arange(len(batch)), np.diff(batch.hide_offsets))]
-    stats = ReadStats()
-    window = Window(generation, users, user_of, batch.request_ts, bound, stats, hide_user=owner, hides=batch.hides)
+    window = _window(generation, batch, users, user_of, ReadStats())
     archived = _archived_since(generation, batch, window)
-    _require_all(generation, batch, window)
-    gone = _verify(generation, batch, window, archived, missing)
-    _, checksum, start, end, _ = _archive_part(batch, window, archived)
+    _require_all(generation, batch, window, batch.versions["last_arrival"] > window.pieces.watermark[user_of])
+    part = _archive_part(batch, window.summarize(), archived)
+    gone = _verify(generation, batch, part, missing)
+    _, checksum, start, end, _ = part
     return gone, checksum, start, end
 
 

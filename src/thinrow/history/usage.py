@@ -33,6 +33,9 @@ FORMAT = 1
 FLUSH_MS = 60_000
 _FOLDER, _SUMS = "usage/", "usage-sums"
 _MAX_FILES = 64
+#: No month begins within an hour of UTC.
+_HOUR_MS = 3_600_000
+_FIGURES = ("batches", "requests", "events", "bytes", "last_ms")
 #: column id -> month ("2026-11", UTC) -> figure -> value.
 Usage = dict[str, dict[str, dict[str, int]]]
 
@@ -44,6 +47,9 @@ class UsageRecorder:
         self._objects, self._clock = objects, clock
         self._lock = threading.Lock()
         self._counts: Usage = {}
+        #: By column, ``_FIGURES`` of the reads within ``_hour``, from (inclusive) to (exclusive), ms.
+        self._sums: dict[int, list[int]] = {}
+        self._hour = 0, 0
         self._since = clock()
         self._enabled = True
 
@@ -53,19 +59,37 @@ class UsageRecorder:
         with self._lock:
             if not self._enabled:
                 return
-            month = datetime.fromtimestamp(now / 1000, UTC).strftime("%Y-%m")
+            if not self._hour[0] <= now < self._hour[1]:
+                self._end_hour(now)
             for column, size in column_bytes.items():
-                found = {"batches": 1, "requests": requests, "events": events, "bytes": size, "last_ms": now}
-                _add(self._counts, {str(column): {month: found}})
+                found = self._sums.get(column)
+                if found is None:
+                    found = self._sums[column] = [0, 0, 0, 0, 0]
+                found[0] += 1
+                found[1] += requests
+                found[2] += events
+                found[3] += size
+                if now > found[4]:
+                    found[4] = now
             due = now - self._since >= FLUSH_MS
             if due:
                 self._since = now
         if due:
             threading.Thread(target=self.flush, daemon=True).start()
 
+    def _end_hour(self, now: int) -> None:
+        """Put the sums away under the month that they are of; those to come are of the hour of ``now``."""
+        month = datetime.fromtimestamp(self._hour[0] / 1000, UTC).strftime("%Y-%m")
+        for column, values in self._sums.items():
+            _add(self._counts, {str(column): {month: dict(zip(_FIGURES, values, strict=True))}})
+        self._sums = {}
+        hour = now // _HOUR_MS * _HOUR_MS
+        self._hour = hour, hour + _HOUR_MS
+
     def flush(self) -> None:
         """Write what was counted since the last time; nothing where that is nothing, or the store takes no writes."""
         with self._lock:
+            self._end_hour(self._hour[0])
             counts, self._counts = self._counts, {}
         if not counts:
             return

@@ -50,6 +50,8 @@ class Projection:
         for name, names in (("columns", self.columns), ("groups", self.groups), ("codes", self.codes)):
             if isinstance(names, str):
                 raise InputError(f"{name}={names!r} is one string; give a tuple of names: {name}=({names!r},)")
+            if isinstance(names, list):
+                object.__setattr__(self, name, tuple(names))
         for name, value, least in (("max_len", self.max_len, 1), ("horizon_ms", self.horizon_ms, 0)):
             if value is not None and value < least:
                 raise InputError(f"{name}={value}; it must be {least} or more, or None for no bound")
@@ -68,6 +70,8 @@ class Projection:
         ``NEVER`` or more than there are for all."""
         if self.max_len is None:
             return np.full(len(visible), NEVER, np.int64)
+        if self.align == 1:
+            return np.full(len(visible), self.max_len)
         over = np.maximum(visible - self.max_len, 0)
         skipped = -(-over // self.align) * self.align
         return np.where(over > 0, visible - skipped, self.max_len)

@@ -1,13 +1,13 @@
 """Several paged tables looked up as one: a batch's keys in all segments in a few compiled calls.
 
 Worked example: users 7 and 9 are looked up in tables 0 and 1, which hold pieces of both. ``find([0, 0, 1, 1],
-[7, 9, 7, 9])`` gives the first and last record of each pair; ``take`` of those records reads them where they lie. A
-page is checked when it is first used: of mapped files it is then read in place, others go through the ``PageCache``.
+[7, 9, 7, 9])`` gives the first and last record of each pair; ``take_ranges`` copies them from where they lie. A page is
+checked when it is first used: of mapped files it is then read in place, others go through the ``PageCache``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,6 @@ class Index:
         self._count = np.concatenate([np.diff(t.first) for t in tables])
         self._offset = np.concatenate([t.offset for t in tables])
         self._owner = np.repeat(np.arange(len(tables)), np.diff(self._page_off))
-        self._checked = np.zeros(len(self._first), np.bool_)
         self._keys: tuple[npt.NDArray[Any], ...] = ()
         if self._kind == "int64":
             self._keys = (np.concatenate([t.first_keys for t in tables if t.first_keys is not None]),)
@@ -46,8 +45,8 @@ class Index:
             self._keys = _encoded(np.concatenate([t.first_keys for t in tables if t.first_keys is not None]))
         maps = objects.mapped([t.file for t in tables])
         self._buffers = None if maps is None else Buffers(maps)
-        if self._buffers is not None:
-            self._address = self._buffers.address[self._owner] + self._offset
+        #: Of mapped files, the address of each page that has been checked; 0 for the others.
+        self._address = np.zeros(len(self._first), np.int64)
 
     def find(self, table: I64, keys: Keys) -> tuple[I64, I64]:
         """The records of ``keys[i]`` in table ``table[i]`` as half-open ranges of record numbers (empty where absent).
@@ -62,23 +61,40 @@ class Index:
         Raises:
             CorruptionError: a page is damaged.
         """
-        if self._kind == "int64":
-            low, high = kernel("pages_of_keys")(self._page_off, *self._keys, table, keys)
-            address, _held = self._load(np.concatenate([low, high]))
-            found: tuple[I64, I64] = kernel("rows_of_keys")(
-                address, self._first, self._count, low, high, keys, self.dtype.itemsize
+        n = len(table)
+        first, last, wanted = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(2 * n, np.int64)
+        pages, out = (self._first, self._count), (self.dtype.itemsize, first, last, wanted)
+        texts = None if self._kind == "int64" else _encoded(keys)
+
+        def search(address: I64) -> int:
+            if texts is None:
+                _, missing = kernel("ranges_of_keys")(self._page_off, *self._keys, *pages, address, table, keys, *out)
+                return int(missing)
+            _, missing, bad = kernel("ranges_of_texts")(
+                self._page_off, *self._keys, *pages, address, table, *texts, *out
             )
-            return found
-        texts = _encoded(keys)
-        low, high = kernel("pages_of_texts")(self._page_off, *self._keys, table, *texts)
-        address, _held = self._load(np.concatenate([low, high]))
-        first, last, bad = kernel("rows_of_texts")(
-            address, self._first, self._count, low, high, *texts, self.dtype.itemsize
-        )
-        if bad >= 0:
-            owner = self._tables[self._owner[bad]]
-            raise CorruptionError(f"a key of {owner.name!r} lies outside its heap", file=owner.file)
+            if bad >= 0:
+                owner = self._tables[self._owner[bad]]
+                raise CorruptionError(f"a key of {owner.name!r} lies outside its heap", file=owner.file)
+            return int(missing)
+
+        self._with_pages(search, wanted)
         return first, last
+
+    def take_ranges(self, table: I64, first: I64, last: I64) -> Records:
+        """The records that ``find`` found, one range after another. Raises CorruptionError: a page is damaged."""
+        n = int((last - first).sum())
+        out, wanted = np.empty(n, self.dtype), np.empty(n, np.int64)
+        into = out.view(np.uint8)
+
+        def take(address: I64) -> int:
+            missing: int = kernel("take_ranges")(
+                self._page_off, self._first, self._count, address, table, first, last, self.dtype.itemsize, into, wanted
+            )
+            return missing
+
+        self._with_pages(take, wanted)
+        return out
 
     def take(self, table: I64, numbers: I64) -> Records:
         """Record ``numbers[i]`` of table ``table[i]``, in that order.
@@ -87,41 +103,49 @@ class Index:
             CorruptionError: a number that the table does not have (something that refers to it is damaged), or a
                 damaged page.
         """
-        page = kernel("pages_of_records")(self._page_off, self._first, self.n_records, table, numbers)
-        if len(page) and page.min() < 0:
-            i = int(page.argmin())
-            owner = self._tables[table[i]]
-            raise CorruptionError(
-                f"record {numbers[i]} of {owner.name!r}, which has {owner.n_records}", file=owner.file
+        out, wanted = np.empty(len(numbers), self.dtype), np.empty(len(numbers), np.int64)
+        into = out.view(np.uint8)
+
+        def take(address: I64) -> int:
+            missing, bad = kernel("take_records")(
+                self._page_off, self._first, self.n_records, address, table, numbers, self.dtype.itemsize, into, wanted
             )
-        address, _held = self._load(page)
-        out = np.empty(len(numbers), self.dtype)
-        kernel("take_records")(address, self._first, page, numbers, self.dtype.itemsize, out.view(np.uint8))
+            if bad >= 0:
+                owner = self._tables[table[bad]]
+                raise CorruptionError(
+                    f"record {numbers[bad]} of {owner.name!r}, which has {owner.n_records}", file=owner.file
+                )
+            return int(missing)
+
+        self._with_pages(take, wanted)
         return out
 
-    def _load(self, pages: I64) -> tuple[I64, Sequence[U8]]:
-        """Addresses of all pages, right for ``pages`` (below 0: none), and what must live while they are used."""
+    def _with_pages(self, read: Callable[[I64], int], wanted: I64) -> None:
+        """Call ``read`` with the addresses of the pages that are there until it wants no others: it answers how many
+        of ``wanted`` it does."""
+        address, held = self._address if self._buffers is not None else np.zeros_like(self._address), []
+        while missing := read(address):
+            held.append(self._load(np.unique(wanted[:missing]), address))
+
+    def _load(self, pages: I64, address: I64) -> Sequence[U8]:
+        """Enter the addresses of pages (ascending) that are sound. Returns what must live while they are used."""
+        used = np.unique(self._owner[pages]).tolist()
+        parts = [pages[self._owner[pages] == t] for t in used]
         if self._buffers is not None:
-            fresh = pages[pages >= 0]
-            fresh = np.unique(fresh[~self._checked[fresh]])
-            for t in np.unique(self._owner[fresh]).tolist():
-                mine = fresh[self._owner[fresh] == t]
+            for t, mine in zip(used, parts, strict=True):
                 self._tables[t].check(self._buffers.arrays[t], mine - self._page_off[t])
-                self._checked[mine] = True
-            return self._address, self._buffers.arrays
-        wanted = np.unique(pages[pages >= 0])
-        address, held = np.zeros(len(self._first), np.int64), []
-        used = np.unique(self._owner[wanted]).tolist()
-        parts = [wanted[self._owner[wanted] == t] for t in used]
+                address[mine] = self._buffers.address[t] + self._offset[mine]
+            return self._buffers.arrays
 
         def load(k: int) -> list[U8]:
             pages: list[U8] = self._tables[used[k]].load(parts[k] - self._page_off[used[k]])
             return pages
 
+        held = []
         for mine, loaded in zip(parts, each(self._objects, load, range(len(used))), strict=True):
             address[mine] = Buffers(loaded).address
             held += loaded
-        return address, held
+        return held
 
 
 def _encoded(keys: Keys) -> tuple[I64, U8]:

@@ -13,9 +13,7 @@ answers 2 requests with 350 bytes, and
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, fields
 
 
@@ -54,17 +52,23 @@ class Meter:
 _meter: ContextVar[Meter | None] = ContextVar("thinrow_meter", default=None)
 
 
-@contextmanager
-def metering(meter: Meter) -> Iterator[Meter]:
+class metering:
     """Count in ``meter`` what is asked of stores meanwhile, by this thread and by ``each`` on its behalf.
 
     Where metered stretches nest, the inner one alone counts.
     """
-    token = _meter.set(meter)
-    try:
-        yield meter
-    finally:
-        _meter.reset(token)
+
+    def __init__(self, meter: Meter) -> None:
+        self._own = meter
+        self._token: Token[Meter | None] | None = None
+
+    def __enter__(self) -> Meter:
+        self._token = _meter.set(self._own)
+        return self._own
+
+    def __exit__(self, *error: object) -> None:
+        assert self._token is not None
+        _meter.reset(self._token)
 
 
 def current_meter() -> Meter:

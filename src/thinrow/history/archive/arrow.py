@@ -192,7 +192,7 @@ def read_archived(generation: Generation, projection: Projection, request_ts: in
         if projection.horizon_ms is not None:
             oldest = at - projection.horizon_ms
         events = window.read(newest, oldest, columns)
-        return cut_windows(events, who, at, bound, oldest, newest, window.all_visible())
+        return cut_windows(events, who, at, bound, oldest, newest, window.all_visible())[0]
 
     return read
 

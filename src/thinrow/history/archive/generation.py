@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ from thinrow.core.users import Users, as_users, bucket_of
 from thinrow.history.archive.dictionaries import ColumnDictionary, unite
 from thinrow.history.archive.layout import OverlayInfo, SegmentInfo, StoredColumn, overlay_region
 from thinrow.history.archive.overlay import Overlay
+from thinrow.history.archive.projected import ProjectedColumns, ReadCounter
 from thinrow.history.archive.segment import Segment
 from thinrow.history.archive.segments import SegmentSet
 from thinrow.history.archive.tables import KnownTables
@@ -63,16 +64,6 @@ _MAX_DICTIONARIES = 4_096
 _MAX_SETS = 256
 #: Optional keys of a manifest that every commit passes on.
 _CARRIED = ("tombstones", "retention", "schema_log")
-
-
-class ReadCounter(Protocol):
-    """Counts what is read, by column (``history.usage``)."""
-
-    def add(self, column_bytes: Mapping[int, int], requests: int, events: int) -> None:
-        """One batch: bytes by column id."""
-
-    def flush(self) -> None:
-        """Write what was counted."""
 
 
 class Generation:
@@ -106,7 +97,8 @@ class Generation:
             raise CorruptionError(f"not a generation's manifest: {e}", file=f"manifests/{number:020d}.json") from e
         self._lock = threading.Lock()
         self._dictionaries: dict[tuple[int, tuple[int, ...]], ColumnDictionary] = {}
-        self._sets: dict[tuple[int, ...], SegmentSet] = {}
+        self.columns_of = ProjectedColumns(self.schema).of
+        self._sets: dict[bytes, SegmentSet] = {}
         self.tables = KnownTables()
         ends = np.cumsum([len(infos) for infos in lists], dtype=np.int64)
         #: (n_buckets,) first segment number of each bucket (inclusive) and last (exclusive).
@@ -171,13 +163,18 @@ class Generation:
 
     def opened(self, numbers: npt.NDArray[np.int64]) -> SegmentSet:
         """The segments that ``numbers`` (any order, repeats allowed) name, opened as one. Raises as ``segment``."""
-        distinct = np.unique(numbers)
-        key = tuple(distinct.tolist())
-        with self._lock:
-            found = self._sets.get(key)
+        used = np.zeros(len(self.segments), np.bool_)
+        used[numbers] = True
+        return self.opened_where(used)
+
+    def opened_where(self, used: npt.NDArray[np.bool_]) -> SegmentSet:
+        """The segments whose number is marked in ``used``, opened as one. Raises as ``segment``."""
+        key = used.tobytes()
+        found = self._sets.get(key)
         if found is None:
-            opened = each(self.objects, self._whole, key)
-            found = SegmentSet(self.objects, opened, distinct, len(self.segments), self.overlay)
+            numbers = np.flatnonzero(used)
+            opened = each(self.objects, self._whole, numbers.tolist())
+            found = SegmentSet(self.objects, opened, numbers, len(self.segments), self.overlay)
             with self._lock:
                 if len(self._sets) >= _MAX_SETS:
                     self._sets.clear()

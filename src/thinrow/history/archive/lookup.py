@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import CorruptionError
-from thinrow.core.ragged import offsets_of, ranges_index
-from thinrow.core.users import Users, bucket_of, plain
+from thinrow.core.ragged import ranges_index
+from thinrow.core.users import Users, bucket_of, distinct, plain
 from thinrow.history.archive.hides import group_hides
 from thinrow.history.archive.layout import MAX_STRIPE_ROWS, PIECE_DTYPE
 from thinrow.jagged import HIDE_DTYPE
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
+_NO_HIDES = np.empty(0, HIDE_DTYPE)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Pieces:
-    """The index entries of a batch of users.
+    """The index entries of a batch of users; nobody changes it.
 
     Attributes:
         users: (U,) distinct ids.
@@ -42,6 +44,7 @@ class Pieces:
         run_of_user: (U + 1,) runs of each user.
         watermark: (U,) highest arrival that the generation holds or has a tombstone for (0 where none).
         hide_off, hides: the hide-list by user (HIDE_DTYPE).
+        segments: a set that holds the segments, opened; None where whoever made this has none.
     """
 
     users: Users
@@ -53,6 +56,7 @@ class Pieces:
     watermark: Ints
     hide_off: Ints
     hides: npt.NDArray[np.void]
+    segments: SegmentSet | None = None
 
     def field(self, name: str) -> npt.NDArray[Any]:
         """One field of the records, contiguous."""
@@ -70,59 +74,66 @@ def naming(user: object) -> Iterator[None]:
         raise CorruptionError(e.what, file=e.file, user=plain(user), column=e.column) from e
 
 
+def distinct_users(users: Users) -> tuple[Users, Ints]:
+    """``thinrow.core.users.distinct``, compiled for numbers."""
+    if users.dtype != np.int64:
+        return distinct(users)
+    found, row_of = np.empty_like(users), np.empty(len(users), np.int64)
+    n = kernel("distinct_keys")(users, found, row_of)
+    return found[:n], row_of
+
+
 def look_up(generation: Generation, users: Users) -> Pieces:
     """Index entries of distinct ``users``. Raises CorruptionError on a damaged file or index page."""
-    buckets = bucket_of(users, generation.n_buckets)
-    # Pairs of user and segment, by user, then oldest segment first.
-    pair_segment, pair_off = ranges_index(*(bound[buckets] for bound in generation.segment_bounds))
-    pair_user = np.repeat(np.arange(len(users)), np.diff(pair_off))
-    with _naming_one_of(generation, users, buckets):
-        segments = generation.opened(pair_segment)
-        table = segments.position[pair_segment]
-        first, last = segments.pieces.find(table, users[pair_user]) if len(table) else (pair_user, pair_user)
-        count = last - first
-        if (count < 0).any():
-            raise _disorder(segments, table[np.argmin(count)])
-        has = np.flatnonzero(count)
-        rows, run_off = ranges_index(first[has], last[has])
-        run = np.repeat(has, count[has])
-        records = segments.pieces.take(table[run], rows) if len(rows) else np.empty(0, PIECE_DTYPE)
-        wrong = (records["n_rows"] == 0) | (records["n_rows"] > MAX_STRIPE_ROWS)
-        if wrong.any():
-            raise _disorder(segments, table[run[np.argmax(wrong)]])
-        hides, hide_off = _hides_of(segments, users, pair_user, table)
-    piece_off = offsets_of(np.bincount(pair_user, count, len(users)))
-    run_of_user = np.searchsorted(pair_user[has], np.arange(len(users) + 1)).astype(np.int64)
-    watermark = np.zeros(len(users), np.int64)
-    some = np.flatnonzero(np.diff(piece_off))
-    if len(some):
-        watermark[some] = np.maximum.reduceat(records["max_arrival"], piece_off[:-1][some])
-    # What was erased at the end of a user's arrivals was archived all the same.
-    np.maximum(watermark, generation.tombstones(users).watermark(), out=watermark)
-    pieces = Pieces(
-        users,
-        piece_off,
-        records,
-        pair_segment[run],
-        run_off,
-        run_of_user,
-        watermark,
-        np.zeros_like(piece_off),
-        hides[:0],
-    )
-    return with_hides(pieces, hides, hide_off)
-
-
-@contextmanager
-def _naming_one_of(generation: Generation, users: Users, buckets: Ints) -> Iterator[None]:
-    """Damage of a segment names a user of its bucket."""
+    first, last = generation.segment_bounds
+    if users.dtype == np.int64:
+        buckets = np.empty(len(users), np.int64)
+        n_pairs = kernel("buckets_of_keys")(users, first, last, buckets)
+    else:
+        buckets = bucket_of(users, generation.n_buckets)
+        n_pairs = int((last - first)[buckets].sum())
     try:
-        yield
+        return _look_up(generation, users, buckets, n_pairs)
     except CorruptionError as e:
+        # Damage of a segment names a user of its bucket.
         bucket = next((b for b, info in generation.segments if info.name == e.file), -1)
         members = np.flatnonzero(buckets == bucket)
         with naming(users[members[0]] if len(members) else None):
             raise
+
+
+def _look_up(generation: Generation, users: Users, buckets: Ints, n: int) -> Pieces:
+    """``n``: how many pairs of user and segment there are."""
+    n_users = len(users)
+    pair_user, pair_segment = np.empty(n, np.int64), np.empty(n, np.int64)
+    used = np.zeros(len(generation.segments), np.bool_)
+    kernel("pairs_of_users")(buckets, *generation.segment_bounds, pair_user, pair_segment, used)
+    segments = generation.opened_where(used)
+    table = segments.position[pair_segment]
+    if n:
+        first, last = segments.pieces.find(table, users[pair_user])
+        count = last - first
+        if count.min() < 0:
+            raise _disorder(segments, table[np.argmin(count)])
+        records = segments.pieces.take_ranges(table, first, last)
+    else:
+        first, last, records = pair_user, pair_user, np.empty(0, PIECE_DTYPE)
+    piece_off, run_of_user = np.empty(n_users + 1, np.int64), np.empty(n_users + 1, np.int64)
+    run_off, segment, watermark = np.empty(n + 1, np.int64), np.empty(len(records), np.int64), np.empty_like(buckets)
+    n_runs, bad = kernel("group_pieces")(
+        records, pair_user, pair_segment, first, last, MAX_STRIPE_ROWS,
+        piece_off, run_off, run_of_user, segment, watermark,
+    )  # fmt: skip
+    if bad >= 0:
+        raise _disorder(segments, table[bad])
+    hides, hide_off = _hides_of(segments, users, pair_user, table)
+    if generation.tombstone_index.files:
+        # What was erased at the end of a user's arrivals was archived all the same.
+        np.maximum(watermark, generation.tombstones(users).watermark(), out=watermark)
+    pieces = Pieces(
+        users, piece_off, records, segment, run_off[: n_runs + 1], run_of_user, watermark, hide_off, hides, segments
+    )
+    return with_hides(pieces, hides, hide_off) if len(hides) else pieces
 
 
 def _disorder(segments: SegmentSet, position: int) -> CorruptionError:
@@ -132,6 +143,8 @@ def _disorder(segments: SegmentSet, position: int) -> CorruptionError:
 
 def _hides_of(segments: SegmentSet, users: Users, pair_user: Ints, table: Ints) -> tuple[npt.NDArray[np.void], Ints]:
     """The hide-lists of the users, and their offsets."""
+    if not segments.with_hides:
+        return _NO_HIDES, np.zeros(len(users) + 1, np.int64)
     owner, found = [np.empty(0, np.int64)], [np.empty(0, HIDE_DTYPE)]
     for k in segments.with_hides:
         hides = segments.segments[k].hides
@@ -142,35 +155,21 @@ def _hides_of(segments: SegmentSet, users: Users, pair_user: Ints, table: Ints) 
         rows, offsets = ranges_index(hides.offsets[at[hit]], hides.offsets[at[hit] + 1])
         owner.append(np.repeat(members[hit], np.diff(offsets)))
         found.append(hides.records[rows])
-    if len(found) == 1:
-        return found[0], np.zeros(len(users) + 1, np.int64)
     return group_hides(len(users), np.concatenate(owner), np.concatenate(found))
 
 
 def with_hides(pieces: Pieces, hides: npt.NDArray[np.void], hide_off: Ints) -> Pieces:
     """The same pieces under a longer hide-list."""
-    records = pieces.records
-    if len(hides):
-        least = pieces.field("min_hidden_from").copy()
-        kernel("tighten_pieces")(
-            pieces.piece_off,
-            pieces.field("first_ts"),
-            pieces.field("last_ts"),
-            least,
-            hide_off,
-            np.ascontiguousarray(hides["event_ts"]),
-            np.ascontiguousarray(hides["hidden_from"]),
-        )
-        records = records.copy()
-        records["min_hidden_from"] = least
-    return Pieces(
-        pieces.users,
+    least = pieces.field("min_hidden_from").copy()
+    kernel("tighten_pieces")(
         pieces.piece_off,
-        records,
-        pieces.segment,
-        pieces.run_off,
-        pieces.run_of_user,
-        pieces.watermark,
+        pieces.field("first_ts"),
+        pieces.field("last_ts"),
+        least,
         hide_off,
-        hides,
+        np.ascontiguousarray(hides["event_ts"]),
+        np.ascontiguousarray(hides["hidden_from"]),
     )
+    records = pieces.records.copy()
+    records["min_hidden_from"] = least
+    return replace(pieces, records=records, hide_off=hide_off, hides=hides)

@@ -59,7 +59,7 @@ class StepReader:
         """Rows ``[start[i], stop[i])`` (within the piece) of piece ``piece[i]``, delivered one after another."""
         self.generation, self.pieces, self.stats = generation, pieces, stats
         self.piece = piece
-        self.segments = generation.opened(pieces.segment[piece])
+        self.segments = pieces.segments or generation.opened(pieces.segment[piece])
         self._position = self.segments.position[pieces.segment[piece]]
         records = pieces.records[piece]
         self.stripe = records["stripe"].astype(np.int64)

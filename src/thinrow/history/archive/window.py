@@ -14,7 +14,6 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core import pool
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users
@@ -56,9 +55,8 @@ class Window:
         pieces: index entries, where the caller has them already.
         hide_user, hides: hides beside the generation's own: (H,) row of ``users``, (H,) HIDE_DTYPE.
         """
-        self.generation, self.user_of, self.request_ts, self.bound, self.stats = (
-            generation, user_of, request_ts, bound, stats,
-        )  # fmt: skip
+        self.generation, self.user_of, self.bound, self.stats = generation, user_of, bound, stats
+        self.request_ts = request_ts
         since = time.perf_counter()
         found = look_up(generation, users) if pieces is None else pieces
         if hides is not None and hide_user is not None and len(hides):
@@ -68,41 +66,39 @@ class Window:
                 *group_hides(len(users), np.concatenate([own, hide_user]), np.concatenate([found.hides, hides])),
             )
         self.pieces = found
-        self._rows = np.ascontiguousarray(found.records["n_rows"], np.int64)
-        self._spans = tuple(found.field(n) for n in ("first_ts", "last_ts", "max_arrival", "min_hidden_from"))
-        self._digest = found.field("digest")
-        stats.pieces += len(self._rows)
-        stats.clock("index", since)
-        self._read_mixed()
+        self._whole: npt.NDArray[np.bool_] | None = None
+        stats.pieces += len(found.records)
+        self._read_mixed(since)
 
-    def _read_mixed(self) -> None:
-        mixed = np.flatnonzero(
-            kernel("mark_mixed")(self.pieces.piece_off, *self._spans, self.user_of, self.request_ts, self.bound)
-        )
-        self.stats.mixed_pieces += len(mixed)
-        self.key_off = np.full(len(self._rows), -1, np.int64)
-        rows = self._rows[mixed]
-        reader = RowReader(self.generation, self.pieces, mixed, np.zeros(len(mixed), np.int64), rows, self.stats)
-        self.key_off[mixed] = reader.out_pos[:-1]
-        owner = np.searchsorted(self.pieces.piece_off, mixed, side="right") - 1
-        if len(self.pieces.hides) or (self._spans[3][mixed] != NEVER).any() or not reader.total:
-            self._keys = self._decode_keys(reader, owner)
+    def _read_mixed(self, since: float) -> None:
+        found = self.pieces
+        n = len(found.records)
+        self.key_off, mixed, latest = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+        #: What kernels go by: index entries, runs, where keys are, keys, examples.
+        self._runs = found.records, found.run_off, found.run_of_user
+        self._examples = self.user_of, self.request_ts, self.bound
+        n, rows, hidden = kernel("mark_mixed")(*self._runs, *self._examples, self.key_off, mixed, latest)
+        self.stats.mixed_pieces += n
+        self.stats.clock("index", since)
+        self._keys = _NONE, _NONE, _NONE
+        if not rows:
+            return
+        mixed, latest = mixed[:n], latest[:n]
+        lengths = found.records["n_rows"][mixed].astype(np.int64)
+        reader = RowReader(self.generation, found, mixed, np.zeros(n, np.int64), lengths, self.stats)
+        if len(found.hides) or hidden:
+            self._keys = self._decode_keys(reader, np.searchsorted(found.piece_off, mixed, side="right") - 1)
             return
         # Nothing is hidden here, and of what no request reaches no arrival number is asked.
-        event_ts = reader.column(_EVENT_TS).values
-        latest = np.zeros(len(self.pieces.users), np.int64)
-        np.maximum.at(latest, self.user_of, self.request_ts)
-        needed = kernel("rows_before")(reader.out_pos, event_ts, latest[owner])
-        arrival = reader.column(_ARRIVAL, needed).values
-        hidden = pool.empty(reader.total, np.int64)
-        hidden[:] = NEVER
-        self._keys = event_ts, arrival, hidden
+        event_ts, needed = reader.column(_EVENT_TS).values, np.empty(n, np.int64)
+        kernel("rows_before")(reader.out_pos, event_ts, latest, needed)
+        self._keys = event_ts, reader.column(_ARRIVAL, needed).values, _NONE
 
     def _decode_keys(self, reader: RowReader, owner: Ints) -> tuple[Ints, Ints, Ints]:
         """Keys of all rows, hides applied; ``owner`` is the user of each piece that ``reader`` reads."""
         if not reader.total:
             return (np.empty(0, np.int64),) * 3
-        event_ts, arrival, hidden = (reader.column(c).values for c in (_EVENT_TS, _ARRIVAL, _HIDDEN_FROM))
+        event_ts, arrival, hidden = (c.values for c in reader.columns((_EVENT_TS, _ARRIVAL, _HIDDEN_FROM)))
         if len(self.pieces.hides):
             kernel("apply_hides")(
                 reader.out_pos,
@@ -119,23 +115,21 @@ class Window:
 
     def summarize(self) -> tuple[Ints, npt.NDArray[np.uint64], Ints, Ints]:
         """(X,) number of visible archived events, their identity digest, first and last event_ts (0, 0 where none)."""
-        since = time.perf_counter()
-        mix = kernel("identity_mix")(self._keys[0], self._keys[1])
-        result = kernel("summarize")(
-            self.pieces.piece_off, *self._spans, self._digest, self._rows, self.key_off, *self._keys, mix,
-            self.user_of, self.request_ts, self.bound,
-        )  # fmt: skip
+        since, n = time.perf_counter(), len(self.user_of)
+        count, start, end = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+        digest, self._whole = np.empty(n, np.uint64), np.empty(n, np.bool_)
+        kernel("summarize")(
+            *self._runs, self.key_off, *self._keys, *self._examples, count, digest, start, end, self._whole
+        )
         self.stats.clock("verify", since)
-        count, digest, start, end = result
         return count, digest, start, end
 
     def all_visible(self) -> npt.NDArray[np.bool_]:
         """(X,) whether the example sees every archived event of its user that has ``event_ts < request_ts``."""
-        found: npt.NDArray[np.bool_] = kernel("all_visible")(
-            self.pieces.piece_off, *self._spans, self._rows, self.key_off, *self._keys,
-            self.user_of, self.request_ts, self.bound,
-        )  # fmt: skip
-        return found
+        if self._whole is None:
+            self.summarize()
+        assert self._whole is not None
+        return self._whole
 
     def read(
         self, max_len: Ints, oldest_ts: Ints, columns: Sequence[StoredColumn], codes: Collection[str] = ()
@@ -147,20 +141,24 @@ class Window:
         Raises:
             CorruptionError: a block is damaged.
         """
-        first, last = kernel("read_ranges")(
-            self.pieces.run_off, self.pieces.run_of_user, *self._spans, self._rows, self.key_off, *self._keys,
-            self.user_of, self.request_ts, self.bound, oldest_ts, max_len,
+        since = time.perf_counter()
+        n, n_runs = len(self.pieces.records), len(self.pieces.run_off) - 1
+        first, last, user_off = (np.empty(k, np.int64) for k in (n_runs, n_runs, len(self.pieces.users) + 1))
+        piece, start, stop = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+        n = kernel("read_ranges")(
+            *self._runs, self.key_off, *self._keys, *self._examples, oldest_ts, max_len,
+            first, last, piece, start, stop, user_off,
         )  # fmt: skip
-        piece, start, stop = kernel("runs_of_rows")(self.pieces.run_off, self._rows, first, last)
+        piece, start, stop = piece[:n], start[:n], stop[:n]
+        self.stats.clock("index", since)
         reader = RowReader(self.generation, self.pieces, piece, start, stop, self.stats)
-        owner = np.searchsorted(self.pieces.piece_off, piece, side="right") - 1
         reader.prefetch(columns)
-        user_off = reader.out_pos[np.searchsorted(owner, np.arange(len(self.pieces.users) + 1))]
         visibility: tuple[Ints, Ints] | None = None
         with reader.naming(0):
             coded = {c.name: reader.coded(c) for c in columns if c.name in codes and not c.is_bytes}
             plain = [c for c in columns if c.name not in coded]
             if len(self.pieces.hides):
+                owner = np.searchsorted(self.pieces.piece_off, piece, side="right") - 1
                 event_ts, *keys = self._decode_keys(reader, owner)
                 visibility = keys[0], keys[1]
                 read = reader.columns(plain)
@@ -174,7 +172,7 @@ class Window:
             events = Events.lazy(self.pieces.users, user_off, event_ts, lambda: _visibility(reader), values)
         else:
             events = Events(self.pieces.users, user_off, event_ts, *visibility, values)
-        if len(self.pieces.run_off) - 1 <= len(self.pieces.users) and (np.diff(self.pieces.run_of_user) <= 1).all():
+        if n_runs <= len(self.pieces.users) and (np.diff(self.pieces.run_of_user) <= 1).all():
             return events
         since = time.perf_counter()
         length = np.maximum(last - first, 0)
@@ -192,13 +190,16 @@ def cut_windows(
     oldest_ts: Ints,
     newest: Ints,
     whole: npt.NDArray[np.bool_],
-) -> SharedHistories:
-    """The newest events of each example as a slice of ``events``; ``whole`` as ``Window.all_visible`` gives it."""
+) -> tuple[SharedHistories, int]:
+    """The newest events of each example as a slice of ``events``, and how many all see; ``whole`` as
+    ``Window.all_visible`` gives it."""
+    n = len(user_of)
     keys = (_NONE, _NONE) if whole.all() else (events.arrival, events.hidden_from)
-    start, stop, exact = kernel("example_slices")(
-        events.offsets, events.event_ts, *keys, user_of, request_ts, bound, oldest_ts, newest, whole
+    start, stop, exact = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.bool_)
+    delivered = kernel("example_slices")(
+        events.offsets, events.event_ts, *keys, user_of, request_ts, bound, oldest_ts, newest, whole, start, stop, exact
     )
-    return SharedHistories(events, user_of, start, stop, bound, exact)
+    return SharedHistories(events, user_of, start, stop, bound, exact), delivered
 
 
 def _visibility(reader: RowReader) -> tuple[Ints, Ints]:

@@ -4,8 +4,10 @@ Pages of several tables stand one after another: those of table t are ``[page_of
 with its number of records and the bytes of its heap (4 bytes each). Record i is at byte ``8 + i * itemsize``, its key
 in its first 8 bytes: an int64, or offset and length (4 bytes each) of a text in the heap behind the records.
 
-Worked example: pages of table 0 begin with the keys 10 and 50. Key 50 may begin on page 0 (only pages before it hold
-smaller keys alone) and ends on page 1: ``pages_of_keys`` gives (0, 1), ``rows_of_keys`` looks there.
+A page whose address is 0 is not there yet: what needs it names it in ``wanted`` and goes on, the caller loads these
+and asks again. Worked example: pages of table 0 begin with the keys 10 and 50. Key 50 may begin on page 0 (only pages
+before it hold smaller keys alone) and ends on page 1; where page 1 is not there, ``ranges_of_keys`` answers (.., 1) and
+``wanted[0] == 1``.
 """
 
 from __future__ import annotations
@@ -16,86 +18,135 @@ import numpy as np
 import numpy.typing as npt
 from numba.np.numpy_support import carray
 
-from thinrow.kernels.numba.intrinsics import pointer
+from thinrow.kernels.numba.intrinsics import pointer, prefetch
 from thinrow.kernels.numba.jit import njit
 
 Array = npt.NDArray[Any]
 
 _HEAD = 8
+#: Keys that are searched together: each step of one asks for memory while the others take theirs.
+_ABREAST = 8
 
 
 @njit
-def pages_of_keys(page_off: Array, first_key: Array, table: Array, key: Array) -> tuple[Array, Array]:
-    """The page on which each key may begin, and the one on which it ends: (n,) int64 each; -1 for before the table.
+def _key(address: int, itemsize: int, record: int) -> Any:
+    return carray(pointer(address + _HEAD + record * itemsize), (1,), np.int64)[0]
+
+
+@njit
+def _pages_of_key(page_off: Array, first_key: Array, table: int, key: int) -> Any:
+    """The page on which a key may begin, and the one on which it ends; -1 for before the table."""
+    start, b = page_off[table], page_off[table + 1]
+    a = start
+    while a < b:
+        middle = (a + b) >> 1
+        if first_key[middle] < key:
+            a = middle + 1
+        else:
+            b = middle
+    low = a - 1 if a > start else -1
+    b = page_off[table + 1]
+    while a < b:
+        middle = (a + b) >> 1
+        if first_key[middle] <= key:
+            a = middle + 1
+        else:
+            b = middle
+    return low, a - 1 if a > start else -1
+
+
+@njit
+def _after_key(address: Any, itemsize: Any, n: Any, a: Any, key: Any) -> Any:
+    """The first of records ``[a, n)`` whose key is greater; mostly it is near a."""
+    step = 1
+    while a + step <= n and _key(address, itemsize, a + step - 1) <= key:
+        a += step
+        step *= 2
+    b = min(n, a + step - 1)
+    while a < b:
+        middle = (a + b) >> 1
+        if _key(address, itemsize, middle) <= key:
+            a = middle + 1
+        else:
+            b = middle
+    return a
+
+
+@njit
+def ranges_of_keys(
+    page_off: Array,
+    first_key: Array,
+    first_record: Array,
+    n_records: Array,
+    address: Array,
+    table: Array,
+    key: Array,
+    itemsize: int,
+    first: Array,
+    last: Array,
+    wanted: Array,
+) -> tuple[int, int]:
+    """Record numbers of each key, first (inclusive) and last (exclusive), to ``first`` and ``last``.
 
     Args:
         page_off: (T + 1,) int64 pages of each table.
-        first_key: (P,) int64 first key of each page.
-        table: (n,) int64 table to search.
-        key: (n,) int64.
+        first_key, first_record, n_records: (P,) int64 of each page: its first key, the number of its first record in
+            its table, its records.
+        address: (P,) int64; 0 for a page that is not there.
+        table, key: (n,) int64, what to search, and for what.
+        itemsize: bytes of a record.
+        first, last: (n,) int64.
+        wanted: (2n,) int64.
+
+    Returns:
+        how many records all keys have, and how many pages are wanted: with 1 or more the rest says nothing.
     """
-    low = np.empty(len(key), np.int64)
-    high = np.empty(len(key), np.int64)
-    for i in range(len(key)):
-        a, b = page_off[table[i]], page_off[table[i] + 1]
-        start = a
-        while a < b:
-            middle = (a + b) >> 1
-            if first_key[middle] < key[i]:
-                a = middle + 1
-            else:
-                b = middle
-        low[i] = a - 1 if a > start else -1
-        b = page_off[table[i] + 1]
-        while a < b:
-            middle = (a + b) >> 1
-            if first_key[middle] <= key[i]:
-                a = middle + 1
-            else:
-                b = middle
-        high[i] = a - 1 if a > start else -1
-    return low, high
-
-
-@njit
-def rows_of_keys(
-    address: Array, first_record: Array, n_records: Array, low: Array, high: Array, key: Array, itemsize: int
-) -> tuple[Array, Array]:
-    """Record numbers of each key, first (inclusive) and last (exclusive): (n,) int64 each.
-
-    Args:
-        address: (P,) int64 of each page that ``low`` and ``high`` name.
-        first_record: (P,) int64 number of the page's first record in its table.
-        n_records: (P,) int64 records of the page.
-        low, high, key: as ``pages_of_keys`` has them.
-    """
-    first = np.zeros(len(key), np.int64)
-    last = np.zeros(len(key), np.int64)
-    step = itemsize // 8
-    for i in range(len(key)):
-        if low[i] >= 0:
-            n = n_records[low[i]]
-            keys = carray(pointer(address[low[i]] + _HEAD), (n * step,), np.int64)
-            a, b = np.int64(0), n
-            while a < b:
-                middle = (a + b) >> 1
-                if keys[middle * step] < key[i]:
-                    a = middle + 1
+    total: Any = np.int64(0)
+    missing = 0
+    low, high = np.empty(_ABREAST, np.int64), np.empty(_ABREAST, np.int64)
+    a, b, place = np.empty(_ABREAST, np.int64), np.empty(_ABREAST, np.int64), np.empty(_ABREAST, np.int64)
+    for begin in range(0, len(key), _ABREAST):
+        n = min(_ABREAST, len(key) - begin)
+        for j in range(n):
+            low[j], high[j] = _pages_of_key(page_off, first_key, table[begin + j], key[begin + j])
+            a[j], b[j] = 0, 0
+            if low[j] >= 0:
+                place[j] = address[low[j]]
+                if place[j] == 0:
+                    wanted[missing] = low[j]
+                    missing += 1
                 else:
-                    b = middle
-            first[i] = first_record[low[i]] + a
-        if high[i] >= 0:
-            n = n_records[high[i]]
-            keys = carray(pointer(address[high[i]] + _HEAD), (n * step,), np.int64)
-            a, b = np.int64(0), n
-            while a < b:
-                middle = (a + b) >> 1
-                if keys[middle * step] <= key[i]:
-                    a = middle + 1
-                else:
-                    b = middle
-            last[i] = first_record[high[i]] + a
-    return first, last
+                    b[j] = n_records[low[j]]
+                    prefetch(place[j] + _HEAD + (b[j] >> 1) * itemsize)
+            if high[j] > low[j] and address[high[j]] == 0:
+                wanted[missing] = high[j]
+                missing += 1
+        if missing:
+            continue
+        searching = True
+        while searching:
+            searching = False
+            for j in range(n):
+                if a[j] < b[j]:
+                    middle = (a[j] + b[j]) >> 1
+                    if _key(place[j], itemsize, middle) < key[begin + j]:
+                        a[j] = middle + 1
+                    else:
+                        b[j] = middle
+                    prefetch(place[j] + _HEAD + ((a[j] + b[j]) >> 1) * itemsize)
+                    searching = True
+        for j in range(n):
+            p = high[j]
+            x, y = np.int64(0), np.int64(0)
+            if low[j] >= 0:
+                x = first_record[low[j]] + a[j]
+            if p >= 0:
+                from_record = a[j] if p == low[j] else np.int64(0)
+                y = first_record[p] + _after_key(address[p], itemsize, n_records[p], from_record, key[begin + j])
+            first[begin + j], last[begin + j] = x, y
+            if y > x:
+                total += y - x
+    return total, missing
 
 
 @njit
@@ -108,34 +159,25 @@ def _compare(a: Array, b: Array) -> Any:
 
 
 @njit
-def pages_of_texts(
-    page_off: Array, first_off: Array, first_text: Array, table: Array, key_off: Array, key_text: Array
-) -> tuple[Array, Array]:
-    """As ``pages_of_keys`` for texts: that of page p is ``first_text[first_off[p]:first_off[p + 1]]`` (uint8, int64),
-    query i ``key_text[key_off[i]:key_off[i + 1]]``."""
-    n = len(key_off) - 1
-    low = np.empty(n, np.int64)
-    high = np.empty(n, np.int64)
-    for i in range(n):
-        key = key_text[key_off[i] : key_off[i + 1]]
-        a, b = page_off[table[i]], page_off[table[i] + 1]
-        start = a
-        while a < b:
-            middle = (a + b) >> 1
-            if _compare(first_text[first_off[middle] : first_off[middle + 1]], key) < 0:
-                a = middle + 1
-            else:
-                b = middle
-        low[i] = a - 1 if a > start else -1
-        b = page_off[table[i] + 1]
-        while a < b:
-            middle = (a + b) >> 1
-            if _compare(first_text[first_off[middle] : first_off[middle + 1]], key) <= 0:
-                a = middle + 1
-            else:
-                b = middle
-        high[i] = a - 1 if a > start else -1
-    return low, high
+def _pages_of_text(page_off: Array, first_off: Array, first_text: Array, table: int, key: Array) -> Any:
+    """As ``_pages_of_key``."""
+    start, b = page_off[table], page_off[table + 1]
+    a = start
+    while a < b:
+        middle = (a + b) >> 1
+        if _compare(first_text[first_off[middle] : first_off[middle + 1]], key) < 0:
+            a = middle + 1
+        else:
+            b = middle
+    low = a - 1 if a > start else -1
+    b = page_off[table + 1]
+    while a < b:
+        middle = (a + b) >> 1
+        if _compare(first_text[first_off[middle] : first_off[middle + 1]], key) <= 0:
+            a = middle + 1
+        else:
+            b = middle
+    return low, a - 1 if a > start else -1
 
 
 @njit
@@ -159,73 +201,133 @@ def _bound(address: int, n: int, itemsize: int, key: Array, after: bool) -> int:
 
 
 @njit
-def rows_of_texts(
-    address: Array,
+def ranges_of_texts(
+    page_off: Array,
+    first_off: Array,
+    first_text: Array,
     first_record: Array,
     n_records: Array,
-    low: Array,
-    high: Array,
+    address: Array,
+    table: Array,
     key_off: Array,
     key_text: Array,
     itemsize: int,
-) -> tuple[Array, Array, int]:
-    """As ``rows_of_keys`` for texts; and the first page whose keys do not lie in its heap, or -1."""
-    n = len(key_off) - 1
-    first = np.zeros(n, np.int64)
-    last = np.zeros(n, np.int64)
-    for i in range(n):
+    first: Array,
+    last: Array,
+    wanted: Array,
+) -> tuple[int, int, int]:
+    """As ``ranges_of_keys`` for texts: that of page p is ``first_text[first_off[p]:first_off[p + 1]]`` (uint8, int64),
+    query i ``key_text[key_off[i]:key_off[i + 1]]``. Third comes the first page whose keys do not lie in its heap, or
+    -1."""
+    total: Any = np.int64(0)
+    missing = 0
+    for i in range(len(key_off) - 1):
         key = key_text[key_off[i] : key_off[i + 1]]
-        if low[i] >= 0:
-            a = _bound(address[low[i]], n_records[low[i]], itemsize, key, False)
+        low, high = _pages_of_text(page_off, first_off, first_text, table[i], key)
+        known = missing
+        if low >= 0 and address[low] == 0:
+            wanted[missing] = low
+            missing += 1
+        if high > low and address[high] == 0:
+            wanted[missing] = high
+            missing += 1
+        if missing > known:
+            continue
+        x, y = np.int64(0), np.int64(0)
+        if low >= 0:
+            a = _bound(address[low], n_records[low], itemsize, key, False)
             if a < 0:
-                return first, last, low[i]
-            first[i] = first_record[low[i]] + a
-        if high[i] >= 0:
-            b = _bound(address[high[i]], n_records[high[i]], itemsize, key, True)
+                return total, missing, low
+            x = first_record[low] + a
+        if high >= 0:
+            b = _bound(address[high], n_records[high], itemsize, key, True)
             if b < 0:
-                return first, last, high[i]
-            last[i] = first_record[high[i]] + b
-    return first, last, -1
+                return total, missing, high
+            y = first_record[high] + b
+        first[i], last[i] = x, y
+        if y > x:
+            total += y - x
+    return total, missing, -1
 
 
 @njit
-def pages_of_records(page_off: Array, first_record: Array, total: Array, table: Array, number: Array) -> Array:
-    """The page of record ``number[i]`` of table ``table[i]``, (n,) int64; -1 where the table has no such record.
+def _page_of_record(page_off: Array, first_record: Array, table: Any, number: Any) -> Any:
+    a, b = page_off[table], page_off[table + 1]
+    while b - a > 1:
+        middle = (a + b) >> 1
+        if first_record[middle] <= number:
+            a = middle
+        else:
+            b = middle
+    return a
 
-    ``total`` (T,) int64 are the records of each table; the others as in ``rows_of_keys``.
+
+@njit
+def take_ranges(
+    page_off: Array,
+    first_record: Array,
+    n_records: Array,
+    address: Array,
+    table: Array,
+    first: Array,
+    last: Array,
+    itemsize: int,
+    out: Array,
+    wanted: Array,
+) -> int:
+    """Records ``[first[i], last[i])`` of table ``table[i]``, which it must have, one range after another to ``out``
+    (uint8). Pages as in ``ranges_of_keys``; ``wanted`` (P,). Returns how many pages are wanted."""
+    at, missing = 0, 0
+    for i in range(len(first)):
+        row = first[i]
+        if row >= last[i]:
+            continue
+        p = _page_of_record(page_off, first_record, table[i], row)
+        while row < last[i] and p < page_off[table[i] + 1]:
+            n = min(last[i], first_record[p] + n_records[p]) - row
+            if address[p] != 0:
+                begin = address[p] + _HEAD + (row - first_record[p]) * itemsize
+                out[at : at + n * itemsize] = carray(pointer(begin), (n * itemsize,), np.uint8)
+            elif missing == 0 or wanted[missing - 1] != p:
+                wanted[missing] = p
+                missing += 1
+            at += n * itemsize
+            row += n
+            p += 1
+    return missing
+
+
+@njit
+def take_records(
+    page_off: Array,
+    first_record: Array,
+    total: Array,
+    address: Array,
+    table: Array,
+    number: Array,
+    itemsize: int,
+    out: Array,
+    wanted: Array,
+) -> tuple[int, int]:
+    """Record ``number[i]`` of table ``table[i]`` to ``out[i * itemsize:]`` (uint8), for every i; ``total`` (T,) int64
+    are the records of each table, the others as in ``ranges_of_keys``; ``wanted`` (n,).
+
+    Returns how many pages are wanted, and the first i whose table has no such record, or -1.
     """
-    page = np.empty(len(number), np.int64)
+    missing = 0
+    p: Any = np.int64(-1)
     for i in range(len(number)):
         t, k = table[i], number[i]
         if k < 0 or k >= total[t]:
-            page[i] = -1
-            continue
+            return missing, i
         # Neighbours mostly ask for the same page.
-        if i > 0 and page[i - 1] >= page_off[t] and page[i - 1] < page_off[t + 1]:
-            p = page[i - 1]
-            if first_record[p] <= k and (p + 1 == page_off[t + 1] or k < first_record[p + 1]):
-                page[i] = p
-                continue
-        a, b = page_off[t], page_off[t + 1]
-        while b - a > 1:
-            middle = (a + b) >> 1
-            if first_record[middle] <= k:
-                a = middle
-            else:
-                b = middle
-        page[i] = a
-    return page
-
-
-@njit
-def take_records(address: Array, first_record: Array, page: Array, number: Array, itemsize: int, out: Array) -> None:
-    """Record ``number[i]``, of page ``page[i]``, to ``out[i * itemsize:]`` (uint8), for every i; itemsize a multiple of
-    4."""
-    words = itemsize // 4
-    target = out.view(np.uint32)
-    for i in range(len(number)):
-        at = address[page[i]] + _HEAD + (number[i] - first_record[page[i]]) * itemsize
-        record = carray(pointer(at), (words,), np.uint32)
-        place = i * words
-        for w in range(words):
-            target[place + w] = record[w]
+        near = page_off[t] <= p < page_off[t + 1] and first_record[p] <= k
+        if not near or (p + 1 < page_off[t + 1] and k >= first_record[p + 1]):
+            p = _page_of_record(page_off, first_record, t, k)
+        if address[p] == 0:
+            wanted[missing] = p
+            missing += 1
+            continue
+        begin = address[p] + _HEAD + (k - first_record[p]) * itemsize
+        out[i * itemsize : (i + 1) * itemsize] = carray(pointer(begin), (itemsize,), np.uint8)
+    return missing, -1

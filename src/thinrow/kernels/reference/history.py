@@ -78,107 +78,6 @@ def tighten_pieces(
             min_hidden[pieces][touched] = np.minimum(min_hidden[pieces][touched], hide_from[h])
 
 
-def mark_mixed(
-    piece_off: Ints,
-    first_ts: Ints,
-    last_ts: Ints,
-    max_arrival: Ints,
-    min_hidden: Ints,
-    user_of: Ints,
-    request_ts: Ints,
-    bound: Ints,
-) -> Bools:
-    mixed = np.zeros(len(first_ts), np.bool_)
-    for u, t, b in zip(user_of, request_ts, bound, strict=True):
-        p = slice(piece_off[u], piece_off[u + 1])
-        mixed[p] |= (first_ts[p] < t) & ((last_ts[p] >= t) | (max_arrival[p] > b) | (min_hidden[p] <= b))
-    return mixed
-
-
-def summarize(
-    piece_off: Ints,
-    first_ts: Ints,
-    last_ts: Ints,
-    max_arrival: Ints,
-    min_hidden: Ints,
-    digest: Words,
-    n_rows: Ints,
-    key_off: Ints,
-    key_ts: Ints,
-    key_arrival: Ints,
-    key_hidden: Ints,
-    key_mix: Words,
-    user_of: Ints,
-    request_ts: Ints,
-    bound: Ints,
-) -> tuple[Ints, Words, Ints, Ints]:
-    n = len(user_of)
-    count, total = np.zeros(n, np.int64), np.zeros(n, np.uint64)
-    start, end = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    for x in range(n):
-        t, b = request_ts[x], bound[x]
-        times: list[int] = []
-        mixes: list[int] = []
-        for p in range(piece_off[user_of[x]], piece_off[user_of[x] + 1]):
-            if last_ts[p] < t and max_arrival[p] <= b and min_hidden[p] > b:
-                count[x] += n_rows[p]
-                mixes.append(int(digest[p]))
-                times += [int(first_ts[p]), int(last_ts[p])]
-            elif first_ts[p] < t:
-                k = slice(key_off[p], key_off[p] + n_rows[p])
-                shown = (key_ts[k] < t) & (key_arrival[k] <= b) & (key_hidden[k] > b)
-                count[x] += int(shown.sum())
-                mixes += key_mix[k][shown].tolist()
-                times += key_ts[k][shown].tolist()
-        total[x] = sum(mixes) & _MASK
-        start[x], end[x] = (min(times), max(times)) if times else (0, 0)
-    return count, total, start, end
-
-
-def read_ranges(
-    run_off: Ints,
-    run_of_user: Ints,
-    first_ts: Ints,
-    last_ts: Ints,
-    max_arrival: Ints,
-    min_hidden: Ints,
-    n_rows: Ints,
-    key_off: Ints,
-    key_ts: Ints,
-    key_arrival: Ints,
-    key_hidden: Ints,
-    user_of: Ints,
-    request_ts: Ints,
-    bound: Ints,
-    oldest_ts: Ints,
-    max_len: Ints,
-) -> tuple[Ints, Ints]:
-    n_runs = len(run_off) - 1
-    first, last = np.full(n_runs, NEVER, np.int64), np.zeros(n_runs, np.int64)
-    for x in range(len(user_of)):
-        for r in range(run_of_user[user_of[x]], run_of_user[user_of[x] + 1]):
-            shown: list[bool] = []
-            floor = 0
-            for p in range(run_off[r], run_off[r + 1]):
-                if first_ts[p] >= request_ts[x]:
-                    break
-                if last_ts[p] < oldest_ts[x]:
-                    floor = len(shown) + int(n_rows[p])
-                if last_ts[p] < request_ts[x] and max_arrival[p] <= bound[x] and min_hidden[p] > bound[x]:
-                    shown += [True] * int(n_rows[p])
-                    continue
-                k = slice(key_off[p], key_off[p] + n_rows[p])
-                before = key_ts[k] < request_ts[x]
-                shown += ((key_arrival[k] <= bound[x]) & (key_hidden[k] > bound[x]))[before].tolist()
-            if not shown:
-                continue
-            at = np.append(np.flatnonzero(shown), len(shown))
-            begin = int(at[-1 - max_len[x]]) if len(at) > max_len[x] else 0
-            first[r] = min(first[r], max(begin, min(floor, len(shown))))
-            last[r] = max(last[r], len(shown))
-    return first, last
-
-
 def merge_runs(run_of_user: Ints, run_start: Ints, run_stop: Ints, event_ts: Ints, arrival: Ints) -> Ints:
     out: list[int] = []
     for u in range(len(run_of_user) - 1):
@@ -187,65 +86,6 @@ def merge_runs(run_of_user: Ints, run_start: Ints, run_stop: Ints, event_ts: Int
             rows += range(run_start[r], run_stop[r])
         out += sorted(rows, key=lambda i: (int(event_ts[i]), int(arrival[i])))
     return np.array(out, np.int64)
-
-
-def example_slices(
-    event_off: Ints,
-    event_ts: Ints,
-    arrival: Ints,
-    hidden_from: Ints,
-    user_of: Ints,
-    request_ts: Ints,
-    bound: Ints,
-    oldest_ts: Ints,
-    max_len: Ints,
-    whole: Bools,
-) -> tuple[Ints, Ints, Bools]:
-    n = len(user_of)
-    start, stop, exact = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.bool_)
-    for x in range(n):
-        a, b = int(event_off[user_of[x]]), int(event_off[user_of[x] + 1])
-        stop[x] = a + int((event_ts[a:b] < request_ts[x]).sum())
-        shown = [
-            i
-            for i in range(a, int(stop[x]))
-            if event_ts[i] >= oldest_ts[x] and (whole[x] or arrival[i] <= bound[x] < hidden_from[i])
-        ]
-        shown = shown[max(len(shown) - int(max_len[x]), 0) :]
-        start[x] = shown[0] if shown else stop[x]
-        exact[x] = len(shown) == stop[x] - start[x]
-    return start, stop, exact
-
-
-def rows_before(offsets: Ints, event_ts: Ints, before: Ints) -> Ints:
-    bounds = zip(offsets[:-1], offsets[1:], before, strict=True)
-    return np.array([(event_ts[a:b] < t).sum() for a, b, t in bounds], np.int64)
-
-
-def all_visible(
-    piece_off: Ints,
-    first_ts: Ints,
-    last_ts: Ints,
-    max_arrival: Ints,
-    min_hidden: Ints,
-    n_rows: Ints,
-    key_off: Ints,
-    key_ts: Ints,
-    key_arrival: Ints,
-    key_hidden: Ints,
-    user_of: Ints,
-    request_ts: Ints,
-    bound: Ints,
-) -> Bools:
-    whole = np.ones(len(user_of), np.bool_)
-    for x in range(len(user_of)):
-        t, b = request_ts[x], bound[x]
-        for p in range(piece_off[user_of[x]], piece_off[user_of[x] + 1]):
-            if max_arrival[p] <= b and min_hidden[p] > b:
-                continue
-            rows = range(int(key_off[p]), int(key_off[p] + n_rows[p])) if first_ts[p] < t else range(0)
-            whole[x] &= all(key_ts[i] >= t or key_arrival[i] <= b < key_hidden[i] for i in rows)
-    return whole
 
 
 def piece_summaries(
@@ -268,19 +108,6 @@ def remap_codes(
             return r
         codes[:] = lut[lut_off[r] + codes]
     return -1
-
-
-def runs_of_rows(run_off: Ints, n_rows: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints, Ints]:
-    found = []
-    for r in range(len(run_off) - 1):
-        row = 0
-        for p in range(run_off[r], run_off[r + 1]):
-            a, b = max(int(first[r]), row), min(int(last[r]), row + int(n_rows[p]))
-            if a < b:
-                found.append((p, a - row, b - row))
-            row += int(n_rows[p])
-    piece, start, stop = np.array(found, np.int64).reshape(-1, 3).T
-    return piece.copy(), start.copy(), stop.copy()
 
 
 def cut_stripes(lengths: Ints, stripe_rows: int) -> tuple[Ints, Ints, Ints, Ints]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,28 +15,57 @@ Array = npt.NDArray[Any]
 _HEAD = 8
 
 
+class _OutsideHeap(Exception):
+    """Of page ``args[0]``."""
+
+
 def _at(address: int, n: int) -> bytes:
     return ctypes.string_at(int(address), int(n))
 
 
-def _pages(page_off: Array, first: list[Any], table: Array, keys: list[Any]) -> tuple[Array, Array]:
-    low, high = np.full(len(keys), -1, np.int64), np.full(len(keys), -1, np.int64)
+def _ranges(
+    page_off: Array,
+    first_keys: list[Any],
+    first_record: Array,
+    address: Array,
+    table: Array,
+    keys: list[Any],
+    keys_of: Callable[[int], list[Any]],
+    first: Array,
+    last: Array,
+    wanted: Array,
+) -> tuple[int, int]:
+    total, missing = 0, 0
     for i, key in enumerate(keys):
-        a, b = int(page_off[table[i]]), int(page_off[table[i] + 1])
-        left, right = bisect_left(first, key, a, b), bisect_right(first, key, a, b)
-        low[i], high[i] = left - 1 if left > a else -1, right - 1 if right > a else -1
-    return low, high
+        start, stop = int(page_off[table[i]]), int(page_off[table[i] + 1])
+        low = bisect_left(first_keys, key, start, stop) - 1
+        high = bisect_right(first_keys, key, start, stop) - 1
+        pages = [p for p in sorted({low, high}) if p >= start]
+        absent = [p for p in pages if address[p] == 0]
+        wanted[missing : missing + len(absent)] = absent
+        missing += len(absent)
+        if absent:
+            continue
+        first[i] = first_record[low] + bisect_left(keys_of(low), key) if low >= start else 0
+        last[i] = first_record[high] + bisect_right(keys_of(high), key) if high >= start else 0
+        total += max(int(last[i] - first[i]), 0)
+    return total, missing
 
 
-def pages_of_keys(page_off: Array, first_key: Array, table: Array, key: Array) -> tuple[Array, Array]:
-    """As ``thinrow.kernels.numba.pages.pages_of_keys``."""
-    return _pages(page_off, first_key.tolist(), table, key.tolist())
-
-
-def rows_of_keys(
-    address: Array, first_record: Array, n_records: Array, low: Array, high: Array, key: Array, itemsize: int
-) -> tuple[Array, Array]:
-    """As ``thinrow.kernels.numba.pages.rows_of_keys``."""
+def ranges_of_keys(
+    page_off: Array,
+    first_key: Array,
+    first_record: Array,
+    n_records: Array,
+    address: Array,
+    table: Array,
+    key: Array,
+    itemsize: int,
+    first: Array,
+    last: Array,
+    wanted: Array,
+) -> tuple[int, int]:
+    """As ``thinrow.kernels.numba.pages.ranges_of_keys``."""
 
     def keys_of(page: int) -> list[int]:
         n = int(n_records[page])
@@ -43,88 +73,92 @@ def rows_of_keys(
         found: list[int] = np.ascontiguousarray(records[:, :8]).view("<i8").ravel().tolist()
         return found
 
-    first, last = np.zeros(len(key), np.int64), np.zeros(len(key), np.int64)
-    for i, k in enumerate(key.tolist()):
-        if low[i] >= 0:
-            first[i] = first_record[low[i]] + bisect_left(keys_of(low[i]), k)
-        if high[i] >= 0:
-            last[i] = first_record[high[i]] + bisect_right(keys_of(high[i]), k)
-    return first, last
+    firsts, keys = first_key.tolist(), key.tolist()
+    return _ranges(page_off, firsts, first_record, address, table, keys, keys_of, first, last, wanted)
 
 
 def _texts(offsets: Array, data: Array) -> list[bytes]:
-    raw = data.tobytes()
-    return [raw[a:b] for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
+    return [data[a:b].tobytes() for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
 
 
-def pages_of_texts(
-    page_off: Array, first_off: Array, first_text: Array, table: Array, key_off: Array, key_text: Array
-) -> tuple[Array, Array]:
-    """As ``thinrow.kernels.numba.pages.pages_of_texts``."""
-    return _pages(page_off, _texts(first_off, first_text), table, _texts(key_off, key_text))
-
-
-class _Damaged(Exception):
-    """A key that does not lie in its heap."""
-
-
-class _TextKeys:
-    """The keys of a page, read as a search asks for them."""
-
-    def __init__(self, address: int, n: int, itemsize: int) -> None:
-        self.address, self.n, self.itemsize = int(address), int(n), itemsize
-        heap_bytes = int.from_bytes(_at(address + 4, 4), "little")
-        self.heap = _at(address + _HEAD + n * itemsize, heap_bytes)
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, i: int) -> bytes:
-        slot = _at(self.address + _HEAD + i * self.itemsize, 8)
-        at, size = int.from_bytes(slot[:4], "little"), int.from_bytes(slot[4:], "little")
-        if at + size > len(self.heap):
-            raise _Damaged
-        return self.heap[at : at + size]
-
-
-def rows_of_texts(
-    address: Array,
+def ranges_of_texts(
+    page_off: Array,
+    first_off: Array,
+    first_text: Array,
     first_record: Array,
     n_records: Array,
-    low: Array,
-    high: Array,
+    address: Array,
+    table: Array,
     key_off: Array,
     key_text: Array,
     itemsize: int,
-) -> tuple[Array, Array, int]:
-    """As ``thinrow.kernels.numba.pages.rows_of_texts``."""
-    keys = _texts(key_off, key_text)
-    first, last = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
-    page = -1
+    first: Array,
+    last: Array,
+    wanted: Array,
+) -> tuple[int, int, int]:
+    """As ``thinrow.kernels.numba.pages.ranges_of_texts``."""
+
+    def keys_of(page: int) -> list[bytes]:
+        n = int(n_records[page])
+        heap_bytes = int(np.frombuffer(_at(address[page], _HEAD), "<u4")[1])
+        records = np.frombuffer(_at(address[page] + _HEAD, n * itemsize), np.uint8).reshape(n, itemsize)
+        heap = _at(address[page] + _HEAD + n * itemsize, heap_bytes)
+        slots = np.ascontiguousarray(records[:, :8]).view("<u4").astype(np.int64)
+        if (slots.sum(axis=1) > heap_bytes).any():
+            raise _OutsideHeap(page)
+        return [heap[a : a + size] for a, size in slots.tolist()]
+
+    firsts, keys = _texts(first_off, first_text), _texts(key_off, key_text)
     try:
-        for i, key in enumerate(keys):
-            if low[i] >= 0:
-                page = int(low[i])
-                first[i] = first_record[page] + bisect_left(_TextKeys(address[page], n_records[page], itemsize), key)
-            if high[i] >= 0:
-                page = int(high[i])
-                last[i] = first_record[page] + bisect_right(_TextKeys(address[page], n_records[page], itemsize), key)
-    except _Damaged:
-        return first, last, page
-    return first, last, -1
+        return *_ranges(page_off, firsts, first_record, address, table, keys, keys_of, first, last, wanted), -1
+    except _OutsideHeap as e:
+        return 0, 0, int(e.args[0])
 
 
-def pages_of_records(page_off: Array, first_record: Array, total: Array, table: Array, number: Array) -> Array:
-    """As ``thinrow.kernels.numba.pages.pages_of_records``."""
-    page = np.full(len(number), -1, np.int64)
-    for i, (t, k) in enumerate(zip(table.tolist(), number.tolist(), strict=True)):
-        if 0 <= k < total[t]:
-            page[i] = bisect_right(first_record.tolist(), k, int(page_off[t]), int(page_off[t + 1])) - 1
-    return page
+def take_ranges(
+    page_off: Array,
+    first_record: Array,
+    n_records: Array,
+    address: Array,
+    table: Array,
+    first: Array,
+    last: Array,
+    itemsize: int,
+    out: Array,
+    wanted: Array,
+) -> int:
+    """As ``thinrow.kernels.numba.pages.take_ranges``."""
+    rows = [(t, k) for t, a, b in zip(table.tolist(), first.tolist(), last.tolist(), strict=True) for k in range(a, b)]
+    tables, numbers = np.array(rows, np.int64).reshape(-1, 2).T
+    total = np.full(len(page_off) - 1, np.iinfo(np.int64).max)
+    every = np.empty(len(rows), np.int64)
+    n, _ = take_records(page_off, first_record, total, address, tables, numbers, itemsize, out, every)
+    absent = np.unique(every[:n])
+    wanted[: len(absent)] = absent
+    return len(absent)
 
 
-def take_records(address: Array, first_record: Array, page: Array, number: Array, itemsize: int, out: Array) -> None:
+def take_records(
+    page_off: Array,
+    first_record: Array,
+    total: Array,
+    address: Array,
+    table: Array,
+    number: Array,
+    itemsize: int,
+    out: Array,
+    wanted: Array,
+) -> tuple[int, int]:
     """As ``thinrow.kernels.numba.pages.take_records``."""
-    for i, (p, k) in enumerate(zip(page.tolist(), number.tolist(), strict=True)):
+    missing = 0
+    for i, (t, k) in enumerate(zip(table.tolist(), number.tolist(), strict=True)):
+        if not 0 <= k < total[t]:
+            return missing, i
+        p = bisect_right(first_record.tolist(), k, int(page_off[t]), int(page_off[t + 1])) - 1
+        if address[p] == 0:
+            wanted[missing] = p
+            missing += 1
+            continue
         record = _at(address[p] + _HEAD + (k - int(first_record[p])) * itemsize, itemsize)
         out[i * itemsize : (i + 1) * itemsize] = np.frombuffer(record, np.uint8)
+    return missing, -1
