@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from thinrow.schema import EventSchema
 
 _CHUNK_EVENTS = 65_536
+_ROLES = ("user", "time", "event_id", "supersedes", "arrival_time")
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("places", nargs=-1, required=True, metavar="FILES|SOURCE")
 @store_option
 @click.option("--create", is_flag=True, help="Make the store if there is none; needs --schema, or --user and --time.")
 @click.option(
@@ -44,9 +45,16 @@ _CHUNK_EVENTS = 65_536
     "--work-dir", type=click.Path(path_type=Path), help="With --bulk: room for runs.  [default: in the store]"
 )
 @click.option("--memory", type=int, help="With --bulk: MB to work in, on top of some 300.  [default: 1024]")
+@click.option("--follow", is_flag=True, help="Of a SOURCE: go on until stopped; SIGTERM ends it once all is durable.")
+@click.option("--name", help="Of a SOURCE: under which its position is kept.  [default: topic, table or folder]")
+@click.option("--pseudonyms", metavar="FILE|env:NAME", help="Of a SOURCE: key of the pseudonyms that users get.")
+@click.option(
+    "--max-future", type=int, metavar="SECONDS", help="Of a SOURCE: refuse events later than the clock by more."
+)
+@click.option("--compact-every", type=int, metavar="SECONDS", help="With --follow: compact while it runs.")
 @click.option("--engine", type=click.Choice(["local", "ray"]), help="With --bulk: who writes.  [default: local]")
 def command(
-    files: Sequence[Path],
+    places: Sequence[str],
     store_path: Path,
     create: bool,
     schema_path: Path | None,
@@ -55,14 +63,15 @@ def command(
     recent: str | None,
     then_compact: bool,
     bulk: bool,
-    work_dir: Path | None,
-    memory: int | None,
-    engine: str | None,
-    **columns: str | None,
+    **rest: Any,
 ) -> None:
-    """Append events from Parquet or Arrow IPC FILES to a store.
+    """Append events from Parquet or Arrow IPC FILES, or from a SOURCE, to a store.
 
-    All files are read and checked before the first event is appended: bad input changes nothing. Events whose id the
+    A SOURCE is a topic (kafka://HOST:PORT/TOPIC?format=json), an Iceberg table (iceberg:FOLDER), a folder, or files of
+    JSON lines or CSV; Parquet and Arrow files are one with --follow or --name. The store keeps how far it was read:
+    what was taken in is not taken in again. Events that cannot be are kept aside: `thinrow sources letters`.
+
+    All FILES are read and checked before the first event is appended: bad input changes nothing. Events whose id the
     user has already are skipped, so that an interrupted ingest is repeated as it was; without ids it would append them
     again.
 
@@ -83,26 +92,65 @@ def command(
       thinrow ingest more.arrow --store S --compact
       thinrow ingest events.parquet --store S --create --schema events.toml --archive s3://histories/shop
       thinrow ingest history/ --store S --bulk
+      thinrow ingest "kafka://broker:9092/clicks?format=avro&registry=http://registry:8081" --store S --follow
     """
     from thinrow.cli.bulk import BulkOptions, bulk_ingest
+    from thinrow.cli.stream import StreamOptions, is_stream, stream_ingest
+    from thinrow.core.errors import InputError
+
+    columns = {role: rest[role] for role in _ROLES}
+    streamed = StreamOptions(*(rest[k] for k in ("follow", "name", "pseudonyms", "max_future", "compact_every")))
+    of_bulk = [rest[k] for k in ("work_dir", "memory", "engine")]
+
+    def require_same(store: HistoryStore, schema: EventSchema | None) -> None:
+        _require_same(store, store_path, schema, buckets)
+
+    if bulk:
+        if streamed.named:
+            raise InputError("--follow, --name, --pseudonyms, --max-future and --compact-every do not go with --bulk")
+        described = schema_path is not None or any(columns.values())
+        bulk_ingest(
+            [Path(p) for p in places],
+            store_path,
+            BulkOptions(create, buckets, archive, then_compact, *of_bulk),
+            lambda arrow: _schema(arrow, schema_path, columns) if described else None,
+            require_same,
+        )
+        return
+    if any(v is not None for v in of_bulk):
+        raise InputError("--work-dir, --memory and --engine go with --bulk; add it, or leave them out")
+    if streamed.named or is_stream(places):
+        stream_ingest(
+            places,
+            store_path,
+            streamed,
+            create=create,
+            archive=archive,
+            buckets=buckets,
+            then_compact=then_compact,
+            schema_of=lambda arrow: _schema_of_source(arrow, schema_path, columns),
+            require_same=require_same,
+        )
+        return
+    _ingest_files([Path(p) for p in places], store_path, create, schema_path, columns, buckets, archive, then_compact)
+
+
+def _ingest_files(
+    files: Sequence[Path],
+    store_path: Path,
+    create: bool,
+    schema_path: Path | None,
+    columns: dict[str, str | None],
+    buckets: int | None,
+    archive: str | None,
+    then_compact: bool,
+) -> None:
+    """Parquet and Arrow files, all of them checked before the first event is appended."""
     from thinrow.cli.tables import read_tables
     from thinrow.core.errors import InputError
     from thinrow.history.intake import check_table
     from thinrow.history.store import DEFAULT_BUCKETS, HistoryStore
 
-    if bulk:
-        described = schema_path is not None or any(columns.values())
-        options = BulkOptions(create, buckets, archive, then_compact, work_dir, memory, engine, recent)
-        bulk_ingest(
-            files,
-            store_path,
-            options,
-            lambda arrow: _schema(arrow, schema_path, columns) if described else None,
-            lambda store, schema: _require_same(store, store_path, schema, buckets),
-        )
-        return
-    if work_dir is not None or memory is not None or engine is not None:
-        raise InputError("--work-dir, --memory and --engine go with --bulk; add it, or leave them out")
     table = read_tables(files)
     exists = HistoryStore.exists(store_path)
     if not exists and not create:
@@ -111,7 +159,7 @@ def command(
     if schema_path is not None or any(columns.values()):
         schema = _schema(table.schema, schema_path, columns)
     if exists:
-        with HistoryStore.open(store_path, archive=archive, recent=recent) as store:
+        with HistoryStore.open(store_path, archive=archive) as store:
             _require_same(store, store_path, schema, buckets)
             _append(store, store.check(table), then_compact)
         return
@@ -120,7 +168,7 @@ def command(
     events = check_table(table, schema)
     _check_corrections(events, schema)
     n_buckets = DEFAULT_BUCKETS if buckets is None else buckets
-    with HistoryStore.create(store_path, schema, n_buckets, archive=archive, recent=recent) as store:
+    with HistoryStore.create(store_path, schema, n_buckets, archive=archive) as store:
         _append(store, events, then_compact)
 
 
@@ -143,6 +191,20 @@ def _schema(arrow: pa.Schema, schema_path: Path | None, columns: dict[str, str |
         supersedes=columns["supersedes"],
         arrival_time=columns["arrival_time"],
     )
+
+
+def _schema_of_source(arrow: pa.Schema, schema_path: Path | None, columns: dict[str, str | None]) -> EventSchema | None:
+    """What the command line says; of the columns that a source adds only those that it names."""
+    import pyarrow as pa
+
+    from thinrow.sources.source import SOURCE_ID, SOURCE_KEY, SOURCE_TS
+
+    if schema_path is None:
+        if not any(columns.values()):
+            return None
+        added = {SOURCE_ID, SOURCE_KEY, SOURCE_TS} - set(columns.values())
+        arrow = pa.schema([f for f in arrow if f.name not in added])
+    return _schema(arrow, schema_path, columns)
 
 
 def _require_same(store: HistoryStore, path: Path, schema: EventSchema | None, buckets: int | None) -> None:

@@ -13,7 +13,8 @@ from thinrow.core.errors import ThinrowError
 
 #: Command -> (module under thinrow.cli, one line for the list of commands).
 COMMANDS = {
-    "ingest": ("ingest", "Append events from Parquet or Arrow files to a store."),
+    "ingest": ("ingest", "Append events from files, a broker or a table to a store."),
+    "sources": ("sources", "Look at event sources, and at what could not be taken in."),
     "compact": ("compact", "Move recent events into the archive."),
     "erase": ("erase", "Erase users, or events of one."),
     "retain": ("retain", "Let go of events that are older, or more, than a policy keeps."),

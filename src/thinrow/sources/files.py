@@ -64,6 +64,8 @@ class FileSource:
             if root.is_file() and root.suffix not in (*_TABLES, *_LINES):
                 known = ", ".join((*_TABLES, *_LINES))
                 raise InputError(f"{root} has none of the endings {known}; rename it, or convert it")
+        folders = [p if p.is_dir() else p.parent for p in (root.absolute() for root in self._roots)]
+        self._base = Path(os.path.commonpath(folders))
         self._stored: dict[str, str] = {}
         self._todo: list[tuple[str, Path]] = []
         self._tables: Iterator[tuple[pa.Table, int]] | None = None
@@ -78,6 +80,18 @@ class FileSource:
         self._stored = dict(positions())
         self._tables, self._readers, self._todo = None, {}, []
         self._list()
+
+    def sample(self, n: int) -> pa.Table:
+        """About ``n`` of the first file's events; see ``sample.Sampled``. Raises InputError where there is none."""
+        for _, path in sorted(self._files()):
+            if path.suffix in _TABLES:
+                table, _ = next(_tables(path, 0, n), (pa.table({}), 0))
+                return table
+            data, _ = _whole_lines(path, 0, _LINES[path.suffix].quotes, last_too=True)
+            table = _LINES[path.suffix](path).decode(data, 0, None).table
+            if table.num_rows:
+                return table.slice(0, n)
+        raise InputError(f"no events in {', '.join(map(str, self._roots))}; name a file or folder with some")
 
     def use(self, schema: EventSchema) -> None:
         """See ``Source``."""
@@ -103,14 +117,15 @@ class FileSource:
                 self._todo.append((partition, path))
 
     def _files(self) -> Iterator[tuple[str, Path]]:
+        """Partition and path of each; a partition is a path below the folder that holds them all."""
         for root in self._roots:
             if root.is_file():
-                yield root.name, root
+                yield str(root.absolute().relative_to(self._base)), root
                 continue
             for path in root.rglob("*"):
                 hidden = any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
                 if path.suffix in (*_TABLES, *_LINES) and not hidden and path.is_file():
-                    yield str(path.relative_to(root)), path
+                    yield str(path.absolute().relative_to(self._base)), path
 
     def read(self, max_events: int, timeout_s: float) -> Batch | None:
         """See ``Source``."""

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.clock import Clock, system_clock
-from thinrow.core.errors import InputError, PositionConflict, UnknownEventError
+from thinrow.core.errors import InputError, Overloaded, PositionConflict, Unacknowledged, UnknownEventError
 from thinrow.core.units import NEVER
 from thinrow.core.users import plain
 from thinrow.history.dead_letters import Letter
@@ -40,6 +40,8 @@ from thinrow.sources.wanted import empty_table
 #: The source under whose name the tier keeps which key made the pseudonyms.
 KEY_SOURCE = ".pseudonyms"
 _SCHEMA_S = 1.0
+#: Between two tries of a store that is full.
+_MAX_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,12 @@ class Ingest:
         options: IngestOptions | None = None,
         progress: Callable[[IngestReport], None] | None = None,
         clock: Clock = system_clock,
+        relieve: Callable[[], None] | None = None,
     ) -> None:
         """Checks only; ``run`` begins.
+
+        Args:
+            relieve: called where the tier is full, before it is tried again: a compaction.
 
         Raises:
             InputError: the tier keeps positions apart from events, and the schema has no event ids to tell what came
@@ -104,7 +110,8 @@ class Ingest:
         """
         self._store, self._source, self._clock = store, source, clock
         self._options = options or IngestOptions()
-        self._progress = progress
+        self._progress, self._relieve = progress, relieve
+        self._stop = threading.Event()
         self._schema = store.schema
         self._schema_at = time.monotonic()
         if not store.recent.stores_positions_with_events and self._schema.event_id_column is None:
@@ -114,7 +121,7 @@ class Ingest:
             )
         self.letters = store.dead_letters
         self.report = IngestReport()
-        self._check_key()
+        check_key(store, self._options.pseudonyms)
 
     def run(self, *, follow: bool = False, stop: threading.Event | None = None) -> IngestReport:
         """Read to the end of the source, or, with ``follow``, until ``stop`` is set.
@@ -123,7 +130,7 @@ class Ingest:
             StoreError: source or store refuse; all that is stored is whole, and a new run goes on.
             InputError: the source does not have the columns of the schema.
         """
-        stop = stop or threading.Event()
+        stop = self._stop = stop or threading.Event()
         self._source.start(self._schema, self._positions)
         while not stop.is_set():
             self._refresh_schema()
@@ -185,6 +192,30 @@ class Ingest:
             bytes=was.bytes + batch.n_bytes,
         )
 
+    def _append(
+        self, batch: Batch, found: Screened, advances: Sequence[Advance]
+    ) -> tuple[npt.NDArray[np.bool_], int] | None:
+        """As ``append_screened``, when the store takes more again; None where another reader was first, or where the
+        batch is let go of: it is read again, from the stored position."""
+        began, pause_s = time.monotonic(), 0.05
+        while True:
+            try:
+                return append_screened(self._store, found, advances, lambda rows: self._refuse(batch, found, rows))
+            except PositionConflict:
+                return None
+            except (Overloaded, Unacknowledged) as e:
+                if isinstance(e, Unacknowledged) and self._schema.event_id_column is None:
+                    raise
+                if self._relieve is not None and isinstance(e, Overloaded):
+                    self._relieve()
+                if self._stop.is_set():
+                    return None
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                waited = time.monotonic() - began
+                began += waited
+                self.report = replace(self.report, waited_s=self.report.waited_s + waited)
+
     def _refuse(self, batch: Batch, found: Screened, rows: dict[int, str]) -> None:
         self.letters.add(
             [
@@ -206,22 +237,20 @@ class Ingest:
             self._clock(),
         )
 
-    def _check_key(self) -> None:
-        """The same key each time, or one user has two histories."""
-        pseudonyms, tier = self._options.pseudonyms, self._store.recent
-        held = tier.positions(KEY_SOURCE).get("")
-        mine = None if pseudonyms is None else pseudonyms.check
-        if held == mine:
-            return
-        if held is not None:
-            what = "another key" if mine else "none"
-            raise InputError(f"user ids of this store are pseudonyms, and {what} is given; give the key that made them")
-        assert mine is not None
-        if len(tier.known_users(1)) or self._store.pin().n_rows:
-            raise InputError(
-                "this store holds user ids as they came; pseudonyms are for a store from its first event on"
-            )
-        set_positions(self._store, [Advance(KEY_SOURCE, "", None, mine)])
+
+def check_key(store: HistoryStore, pseudonyms: Pseudonyms | None) -> None:
+    """The same key each time, or one user has two histories. Raises InputError."""
+    held = store.recent.positions(KEY_SOURCE).get("")
+    mine = None if pseudonyms is None else pseudonyms.check
+    if held == mine:
+        return
+    if held is not None:
+        what = "another key" if mine else "none"
+        raise InputError(f"user ids of this store are pseudonyms, and {what} is given; give the key that made them")
+    assert mine is not None
+    if len(store.recent.known_users(1)) or store.pin().n_rows:
+        raise InputError("this store holds user ids as they came; pseudonyms are for a store from its first event on")
+    set_positions(store, [Advance(KEY_SOURCE, "", None, mine)])
 
 
 def set_positions(store: HistoryStore, advances: Sequence[Advance]) -> None:

@@ -108,6 +108,25 @@ class KafkaSource:
                 on_lost=lambda *_: self._let_go(),
             )
 
+    def sample(self, n: int) -> pa.Table:
+        """About ``n`` of the topic's first messages, decoded; see ``sample.Sampled``. Raises StoreError."""
+        self._connect()
+        self._topic = self._topic_id()
+        topic = self._consumer.list_topics(self._options.topic, timeout=_ANSWER_S).topics[self._options.topic]
+        found = [ck.TopicPartition(self._options.topic, p, self._end(p)[0]) for p in topic.partitions]
+        self._consumer.assign(found)
+        values: list[bytes] = []
+        ended: set[int] = set()
+        until = time.monotonic() + _ANSWER_S
+        while len(values) < n and len(ended) < len(found) and time.monotonic() < until:
+            for m in self._consumer.consume(n - len(values), 0.2):
+                if m.error() is None and m.value() is not None:
+                    values.append(m.value())
+                elif m.error() is not None and m.error().code() == ck.KafkaError._PARTITION_EOF:
+                    ended.add(m.partition())
+        self.close()
+        return self._decoder.decode(values, None).table
+
     def use(self, schema: EventSchema) -> None:
         """See ``Source``."""
         self._wanted, self._added = wanted_of(schema), added_by_source(schema)

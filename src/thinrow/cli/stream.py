@@ -1,0 +1,222 @@
+"""``thinrow ingest`` of a source: a topic, a table, folders, text files; once, or until it is stopped."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from thinrow.cli.common import progress_bar
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from thinrow.history.store import HistoryStore
+    from thinrow.schema import EventSchema
+    from thinrow.sources.ingest import IngestReport
+
+_TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+_SAMPLE = 1_000
+#: Between two lines about the progress where standard error is no terminal.
+_TELL_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What the command line says of a source."""
+
+    follow: bool
+    name: str | None
+    pseudonyms: str | None
+    max_future_s: int | None
+    compact_every_s: int | None
+
+    @property
+    def named(self) -> bool:
+        """Whether anything is said."""
+        return self.follow or any(
+            v is not None for v in (self.name, self.pseudonyms, self.max_future_s, self.compact_every_s)
+        )
+
+
+def is_stream(places: Sequence[str]) -> bool:
+    """Whether these are no Parquet and Arrow files alone."""
+    from thinrow.sources.places import is_url
+
+    return any(is_url(p) or Path(p).is_dir() or Path(p).suffix in _TEXTS for p in places)
+
+
+def stream_ingest(
+    places: Sequence[str],
+    store_path: Path,
+    options: StreamOptions,
+    *,
+    create: bool,
+    archive: str | None,
+    buckets: int | None,
+    then_compact: bool,
+    schema_of: Callable[[pa.Schema], EventSchema | None],
+    require_same: Callable[[HistoryStore, EventSchema | None], None],
+) -> None:
+    """Read the source at ``places`` into the store, which is made if there is none. Raises as ``Ingest``."""
+    from thinrow.core.errors import InputError
+    from thinrow.history.store import DEFAULT_BUCKETS, HistoryStore
+    from thinrow.sources.ingest import Ingest, IngestOptions
+    from thinrow.sources.places import open_source
+    from thinrow.sources.pseudonyms import Pseudonyms
+
+    if options.compact_every_s is not None and not options.follow:
+        raise InputError("--compact-every goes with --follow; add it, or use --compact")
+    pseudonyms = None if options.pseudonyms is None else Pseudonyms.load(options.pseudonyms)
+    exists = HistoryStore.exists(store_path)
+    if not exists and not create:
+        raise InputError(f"no store at {store_path}; add --create with --schema FILE, or with --user and --time")
+    source: Any = open_source(places, options.name, follow=options.follow)
+    schema = _schema(source, schema_of)
+    if exists:
+        store = HistoryStore.open(store_path, archive=archive)
+    elif schema is None:
+        raise InputError(
+            "--create needs --schema FILE, or --user COLUMN and --time COLUMN; see `thinrow sources sample`"
+        )
+    else:
+        n_buckets = DEFAULT_BUCKETS if buckets is None else buckets
+        store = HistoryStore.create(store_path, schema, n_buckets, archive=archive)
+    with store:
+        if exists:
+            require_same(store, schema)
+        future = None if options.max_future_s is None else options.max_future_s * 1_000
+        with _stopped() as stop, _told() as progress, _compacting(store, options.compact_every_s, stop) as relieve:
+            ingest = Ingest(
+                store, source, IngestOptions(max_future_ms=future, pseudonyms=pseudonyms), progress, relieve=relieve
+            )
+            try:
+                report = ingest.run(follow=options.follow, stop=stop)
+            except BaseException:
+                click.echo(f"so far: {describe(ingest.report)}", err=True)
+                raise
+            finally:
+                source.close()
+        click.echo(describe(report))
+        if report.refused:
+            click.echo(f"why they were refused: thinrow sources letters --store {store_path}", err=True)
+        if then_compact:
+            with progress_bar("compact") as bar:
+                done = store.compact(progress=bar)
+            click.echo(f"generation {done.generation}: {done.events} events moved to the archive")
+
+
+def _schema(source: Any, schema_of: Callable[[pa.Schema], EventSchema | None]) -> EventSchema | None:
+    """What the command line says of the schema, with the kinds of ids that a sample shows."""
+    import pyarrow as pa
+
+    from thinrow.core.errors import InputError
+    from thinrow.sources.sample import arrow_of
+
+    if schema_of_nothing(schema_of):
+        return None
+    table = source.sample(_SAMPLE)
+    if not table.num_rows:
+        raise InputError("the source has no event yet, of which to learn the kinds of ids; begin when it has one")
+    assert isinstance(table, pa.Table)
+    return schema_of(arrow_of(table))
+
+
+def schema_of_nothing(schema_of: Callable[[pa.Schema], EventSchema | None]) -> bool:
+    """Whether the command line says nothing of a schema."""
+    import pyarrow as pa
+
+    from thinrow.core.errors import SchemaError
+
+    try:
+        return schema_of(pa.schema([])) is None
+    except SchemaError:
+        return False
+
+
+def describe(report: IngestReport) -> str:
+    """One line."""
+    text = f"{report.events} events appended, {report.duplicates} known already, {report.refused} refused"
+    if report.skipped:
+        text += f", {report.skipped} messages without an event"
+    if report.lag:
+        text += f"; {report.lag} behind"
+    return text
+
+
+@contextmanager
+def _stopped() -> Iterator[threading.Event]:
+    """Set by SIGTERM or Ctrl-C: what was read becomes durable, then the command ends. A second Ctrl-C ends at once."""
+    stop = threading.Event()
+
+    def ask(number: int, frame: object) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _told() -> Iterator[Callable[[IngestReport], None]]:
+    """Progress on standard error: a line that changes on a terminal, else one a minute."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    last = time.monotonic()
+    if not console.is_terminal:
+
+        def tell(report: IngestReport) -> None:
+            nonlocal last
+            if time.monotonic() - last >= _TELL_S:
+                last = time.monotonic()
+                click.echo(describe(report), err=True)
+
+        yield tell
+        return
+    with console.status("ingest") as status:
+        yield lambda report: status.update(describe(report))
+
+
+@contextmanager
+def _compacting(store: HistoryStore, every_s: int | None, stop: threading.Event) -> Iterator[Callable[[], None] | None]:
+    """Compact every so often beside the ingest; gives what relieves a full tier."""
+    if every_s is None:
+        yield None
+        return
+    from thinrow.core.errors import ThinrowError
+
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(every_s):
+            try:
+                store.compact()
+            except ThinrowError as e:
+                click.echo(f"thinrow: the compaction failed, and is tried again: {e}", err=True)
+
+    def relieve() -> None:
+        with suppress(ThinrowError):
+            store.compact()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield relieve
+    finally:
+        ended.set()
+        if not stop.is_set() or sys.exc_info()[0] is None:
+            thread.join()
