@@ -68,9 +68,10 @@ def test_every_backend_finds_what_a_plain_search_finds(
     owner = np.repeat(np.arange(len(sizes)), [len(n) for n in numbers])
     for name in BACKENDS:
         with use(name):
-            first, last = index.find(table, asked)
+            first, last, total, wrong = index.find(table, asked)
+            assert (total, wrong) == ((last - first).sum(), -1)
             taken = index.take(owner, np.concatenate(numbers))
-            ranges = index.take_ranges(table, first, last)
+            ranges = index.take_ranges(table, first, last, total)
         for t, key, a, b in zip(table.tolist(), asked.tolist(), first.tolist(), last.tolist(), strict=True):
             assert b - a == (keys[t] == key).sum()
             assert (keys[t][a:b] == key).all()

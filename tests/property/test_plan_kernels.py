@@ -184,8 +184,9 @@ def test_read_ranges_hold_the_newest_of_each_length(g: dict[str, Any], seed: int
     cut = Cut(g, np.random.default_rng(seed))
     same("read_ranges", *cut.ranged(g))
     *_, first, last, piece, start, stop, user_rows = arguments = cut.ranged(g)
-    n = kernel("read_ranges")(*arguments)
+    n, several = kernel("read_ranges")(*arguments)
     _, _, run_of_user = cut.runs
+    assert several == (np.diff(run_of_user) > 1).any()
     read = [cut.off[p] + np.arange(a, b) for p, a, b in zip(piece[:n], start[:n], stop[:n], strict=True)]
     everything = cut.rows[np.concatenate([np.empty(0, np.int64), *read])]
     for x in range(len(g["user_of"])):

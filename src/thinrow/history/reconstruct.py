@@ -122,7 +122,8 @@ def _reconstruct(
         oldest = np.empty(len(batch), np.int64)
         oldest.fill(_BEGINNING)
     # The version says how many events are visible before any of them is read.
-    newest = projection.newest(batch.versions["seq_len"] - gone + batch.inline.lengths)
+    seen = batch.versions["seq_len"] - gone + batch.inline.lengths if projection.align > 1 else gone
+    newest = projection.newest(seen)
     events = window.read(newest, oldest, columns, projection.codes)
     since = time.perf_counter()
     whole = window.all_visible()

@@ -67,11 +67,11 @@ class Projection:
 
     def newest(self, visible: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """(X,) how many of the newest visible events requests read that see ``visible`` (X,) events; at least 1, and
-        ``NEVER`` or more than there are for all."""
-        if self.max_len is None:
-            return np.full(len(visible), NEVER, np.int64)
-        if self.align == 1:
-            return np.full(len(visible), self.max_len)
+        ``NEVER`` or more than there are for all. Only where ``align`` is more than 1 does ``visible`` matter."""
+        if self.max_len is None or self.align == 1:
+            newest = np.empty(len(visible), np.int64)
+            newest.fill(NEVER if self.max_len is None else self.max_len)
+            return newest
         over = np.maximum(visible - self.max_len, 0)
         skipped = -(-over // self.align) * self.align
         return np.where(over > 0, visible - skipped, self.max_len)

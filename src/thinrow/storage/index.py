@@ -48,7 +48,7 @@ class Index:
         #: Of mapped files, the address of each page that has been checked; 0 for the others.
         self._address = np.zeros(len(self._first), np.int64)
 
-    def find(self, table: I64, keys: Keys) -> tuple[I64, I64]:
+    def find(self, table: I64, keys: Keys) -> tuple[I64, I64, int, int]:
         """The records of ``keys[i]`` in table ``table[i]`` as half-open ranges of record numbers (empty where absent).
 
         Args:
@@ -56,7 +56,8 @@ class Index:
             keys: (n,) of the tables' kind.
 
         Returns:
-            first (inclusive) and last (exclusive), (n,) int64 each.
+            first (inclusive) and last (exclusive), (n,) int64 each; how many records that is; and the first i whose
+            range ends before it begins, because the table is out of order, or -1.
 
         Raises:
             CorruptionError: a page is damaged.
@@ -65,12 +66,16 @@ class Index:
         first, last, wanted = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(2 * n, np.int64)
         pages, out = (self._first, self._count), (self.dtype.itemsize, first, last, wanted)
         texts = None if self._kind == "int64" else _encoded(keys)
+        total, wrong = 0, -1
 
         def search(address: I64) -> int:
+            nonlocal total, wrong
             if texts is None:
-                _, missing = kernel("ranges_of_keys")(self._page_off, *self._keys, *pages, address, table, keys, *out)
+                total, missing, wrong = kernel("ranges_of_keys")(
+                    self._page_off, *self._keys, *pages, address, table, keys, *out
+                )
                 return int(missing)
-            _, missing, bad = kernel("ranges_of_texts")(
+            total, missing, wrong, bad = kernel("ranges_of_texts")(
                 self._page_off, *self._keys, *pages, address, table, *texts, *out
             )
             if bad >= 0:
@@ -79,13 +84,12 @@ class Index:
             return int(missing)
 
         self._with_pages(search, wanted)
-        return first, last
+        return first, last, total, wrong
 
-    def take_ranges(self, table: I64, first: I64, last: I64) -> Records:
-        """The records that ``find`` found, one range after another. Raises CorruptionError: a page is damaged."""
-        n = int((last - first).sum())
+    def take_ranges(self, table: I64, first: I64, last: I64, n: int) -> Records:
+        """The ``n`` records that ``find`` found, one range after another. Raises CorruptionError: a page is damaged."""
         out, wanted = np.empty(n, self.dtype), np.empty(n, np.int64)
-        into = out.view(np.uint8)
+        into = out.view(np.uint32)
 
         def take(address: I64) -> int:
             missing: int = kernel("take_ranges")(

@@ -111,11 +111,10 @@ def _look_up(generation: Generation, users: Users, buckets: Ints, n: int) -> Pie
     segments = generation.opened_where(used)
     table = segments.position[pair_segment]
     if n:
-        first, last = segments.pieces.find(table, users[pair_user])
-        count = last - first
-        if count.min() < 0:
-            raise _disorder(segments, table[np.argmin(count)])
-        records = segments.pieces.take_ranges(table, first, last)
+        first, last, n_records, wrong = segments.pieces.find(table, users[pair_user])
+        if wrong >= 0:
+            raise _disorder(segments, table[wrong])
+        records = segments.pieces.take_ranges(table, first, last, n_records)
     else:
         first, last, records = pair_user, pair_user, np.empty(0, PIECE_DTYPE)
     piece_off, run_of_user = np.empty(n_users + 1, np.int64), np.empty(n_users + 1, np.int64)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.errors import CorruptionError
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users
@@ -22,7 +23,7 @@ from thinrow.history.archive.hides import group_hides
 from thinrow.history.archive.layout import StoredColumn, key_columns
 from thinrow.history.archive.lookup import Ints, Pieces, look_up, with_hides
 from thinrow.history.archive.reader import ReadStats, RowReader
-from thinrow.jagged import Events, SharedHistories
+from thinrow.jagged import Column, Events, SharedHistories
 from thinrow.kernels import kernel
 
 _EVENT_TS, _ARRIVAL, _HIDDEN_FROM = key_columns()
@@ -145,34 +146,26 @@ class Window:
         n, n_runs = len(self.pieces.records), len(self.pieces.run_off) - 1
         first, last, user_off = (np.empty(k, np.int64) for k in (n_runs, n_runs, len(self.pieces.users) + 1))
         piece, start, stop = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-        n = kernel("read_ranges")(
+        n, several = kernel("read_ranges")(
             *self._runs, self.key_off, *self._keys, *self._examples, oldest_ts, max_len,
             first, last, piece, start, stop, user_off,
         )  # fmt: skip
         piece, start, stop = piece[:n], start[:n], stop[:n]
         self.stats.clock("index", since)
         reader = RowReader(self.generation, self.pieces, piece, start, stop, self.stats)
-        reader.prefetch(columns)
-        visibility: tuple[Ints, Ints] | None = None
-        with reader.naming(0):
-            coded = {c.name: reader.coded(c) for c in columns if c.name in codes and not c.is_bytes}
-            plain = [c for c in columns if c.name not in coded]
-            if len(self.pieces.hides):
-                owner = np.searchsorted(self.pieces.piece_off, piece, side="right") - 1
-                event_ts, *keys = self._decode_keys(reader, owner)
-                visibility = keys[0], keys[1]
-                read = reader.columns(plain)
-            else:
-                times, *read = reader.columns((_EVENT_TS, *plain))
-                event_ts = times.values
-        found = coded | dict(zip((c.name for c in plain), read, strict=True))
-        values = {c.name: found[c.name] for c in columns}
+        if self.pieces.segments is None or self.pieces.segments.buffers is None:
+            reader.prefetch(columns)
+        try:
+            event_ts, visibility, values = self._columns(reader, piece, columns, codes)
+        except CorruptionError:
+            with reader.naming(0):
+                raise
         self.stats.events_decoded += reader.total
         if visibility is None:
             events = Events.lazy(self.pieces.users, user_off, event_ts, lambda: _visibility(reader), values)
         else:
             events = Events(self.pieces.users, user_off, event_ts, *visibility, values)
-        if n_runs <= len(self.pieces.users) and (np.diff(self.pieces.run_of_user) <= 1).all():
+        if not several:
             return events
         since = time.perf_counter()
         length = np.maximum(last - first, 0)
@@ -180,6 +173,24 @@ class Window:
         merged = merge(events, self.pieces.run_of_user, ends - length, ends)
         self.stats.clock("merge", since)
         return merged
+
+    def _columns(
+        self, reader: RowReader, piece: Ints, columns: Sequence[StoredColumn], codes: Collection[str]
+    ) -> tuple[Ints, tuple[Ints, Ints] | None, dict[str, Column]]:
+        """event_ts, arrival and hidden_from where an event may be hidden, and the columns, of the rows of pieces."""
+        coded = {c.name: reader.coded(c) for c in columns if c.name in codes and not c.is_bytes} if codes else {}
+        plain = [c for c in columns if c.name not in coded] if coded else columns
+        visibility = None
+        if len(self.pieces.hides):
+            owner = np.searchsorted(self.pieces.piece_off, piece, side="right") - 1
+            event_ts, *keys = self._decode_keys(reader, owner)
+            visibility = keys[0], keys[1]
+            read = reader.columns(plain)
+        else:
+            times, *read = reader.columns((_EVENT_TS, *plain))
+            event_ts = times.values
+        found = coded | {c.name: column for c, column in zip(plain, read, strict=True)}
+        return event_ts, visibility, {c.name: found[c.name] for c in columns} if coded else found
 
 
 def cut_windows(

@@ -85,7 +85,7 @@ def ranges_of_keys(
     first: Array,
     last: Array,
     wanted: Array,
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """Record numbers of each key, first (inclusive) and last (exclusive), to ``first`` and ``last``.
 
     Args:
@@ -99,10 +99,11 @@ def ranges_of_keys(
         wanted: (2n,) int64.
 
     Returns:
-        how many records all keys have, and how many pages are wanted: with 1 or more the rest says nothing.
+        how many records all keys have; how many pages are wanted: with 1 or more the rest says nothing; and the first
+        key that ends before it begins, which only pages out of order say, or -1.
     """
     total: Any = np.int64(0)
-    missing = 0
+    missing, wrong = 0, -1
     low, high = np.empty(_ABREAST, np.int64), np.empty(_ABREAST, np.int64)
     a, b, place = np.empty(_ABREAST, np.int64), np.empty(_ABREAST, np.int64), np.empty(_ABREAST, np.int64)
     for begin in range(0, len(key), _ABREAST):
@@ -144,9 +145,10 @@ def ranges_of_keys(
                 from_record = a[j] if p == low[j] else np.int64(0)
                 y = first_record[p] + _after_key(address[p], itemsize, n_records[p], from_record, key[begin + j])
             first[begin + j], last[begin + j] = x, y
-            if y > x:
-                total += y - x
-    return total, missing
+            total += y - x
+            if y < x and wrong < 0:
+                wrong = begin + j
+    return total, missing, wrong
 
 
 @njit
@@ -215,12 +217,12 @@ def ranges_of_texts(
     first: Array,
     last: Array,
     wanted: Array,
-) -> tuple[int, int, int]:
+) -> tuple[int, int, int, int]:
     """As ``ranges_of_keys`` for texts: that of page p is ``first_text[first_off[p]:first_off[p + 1]]`` (uint8, int64),
-    query i ``key_text[key_off[i]:key_off[i + 1]]``. Third comes the first page whose keys do not lie in its heap, or
+    query i ``key_text[key_off[i]:key_off[i + 1]]``. Last comes the first page whose keys do not lie in its heap, or
     -1."""
     total: Any = np.int64(0)
-    missing = 0
+    missing, wrong = 0, -1
     for i in range(len(key_off) - 1):
         key = key_text[key_off[i] : key_off[i + 1]]
         low, high = _pages_of_text(page_off, first_off, first_text, table[i], key)
@@ -237,17 +239,18 @@ def ranges_of_texts(
         if low >= 0:
             a = _bound(address[low], n_records[low], itemsize, key, False)
             if a < 0:
-                return total, missing, low
+                return total, missing, wrong, low
             x = first_record[low] + a
         if high >= 0:
             b = _bound(address[high], n_records[high], itemsize, key, True)
             if b < 0:
-                return total, missing, high
+                return total, missing, wrong, high
             y = first_record[high] + b
         first[i], last[i] = x, y
-        if y > x:
-            total += y - x
-    return total, missing, -1
+        total += y - x
+        if y < x and wrong < 0:
+            wrong = i
+    return total, missing, wrong, -1
 
 
 @njit
@@ -276,8 +279,9 @@ def take_ranges(
     wanted: Array,
 ) -> int:
     """Records ``[first[i], last[i])`` of table ``table[i]``, which it must have, one range after another to ``out``
-    (uint8). Pages as in ``ranges_of_keys``; ``wanted`` (P,). Returns how many pages are wanted."""
-    at, missing = 0, 0
+    (uint32). Pages as in ``ranges_of_keys``; ``wanted``: as long as there are records. Returns how many pages are
+    wanted."""
+    at, missing, words = 0, 0, itemsize // 4
     for i in range(len(first)):
         row = first[i]
         if row >= last[i]:
@@ -287,11 +291,13 @@ def take_ranges(
             n = min(last[i], first_record[p] + n_records[p]) - row
             if address[p] != 0:
                 begin = address[p] + _HEAD + (row - first_record[p]) * itemsize
-                out[at : at + n * itemsize] = carray(pointer(begin), (n * itemsize,), np.uint8)
+                source, target = carray(pointer(begin), (n * words,), np.uint32), out[at : at + n * words]
+                for k in range(n * words):
+                    target[k] = source[k]
             elif missing == 0 or wanted[missing - 1] != p:
                 wanted[missing] = p
                 missing += 1
-            at += n * itemsize
+            at += n * words
             row += n
             p += 1
     return missing

@@ -34,8 +34,8 @@ def _ranges(
     first: Array,
     last: Array,
     wanted: Array,
-) -> tuple[int, int]:
-    total, missing = 0, 0
+) -> tuple[int, int, int]:
+    total, missing, wrong = 0, 0, -1
     for i, key in enumerate(keys):
         start, stop = int(page_off[table[i]]), int(page_off[table[i] + 1])
         low = bisect_left(first_keys, key, start, stop) - 1
@@ -48,8 +48,10 @@ def _ranges(
             continue
         first[i] = first_record[low] + bisect_left(keys_of(low), key) if low >= start else 0
         last[i] = first_record[high] + bisect_right(keys_of(high), key) if high >= start else 0
-        total += max(int(last[i] - first[i]), 0)
-    return total, missing
+        total += int(last[i] - first[i])
+        if last[i] < first[i] and wrong < 0:
+            wrong = i
+    return total, missing, wrong
 
 
 def ranges_of_keys(
@@ -64,7 +66,7 @@ def ranges_of_keys(
     first: Array,
     last: Array,
     wanted: Array,
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """As ``thinrow.kernels.numba.pages.ranges_of_keys``."""
 
     def keys_of(page: int) -> list[int]:
@@ -95,7 +97,7 @@ def ranges_of_texts(
     first: Array,
     last: Array,
     wanted: Array,
-) -> tuple[int, int, int]:
+) -> tuple[int, int, int, int]:
     """As ``thinrow.kernels.numba.pages.ranges_of_texts``."""
 
     def keys_of(page: int) -> list[bytes]:
@@ -112,7 +114,7 @@ def ranges_of_texts(
     try:
         return *_ranges(page_off, firsts, first_record, address, table, keys, keys_of, first, last, wanted), -1
     except _OutsideHeap as e:
-        return 0, 0, int(e.args[0])
+        return 0, 0, -1, int(e.args[0])
 
 
 def take_ranges(
@@ -132,7 +134,7 @@ def take_ranges(
     tables, numbers = np.array(rows, np.int64).reshape(-1, 2).T
     total = np.full(len(page_off) - 1, np.iinfo(np.int64).max)
     every = np.empty(len(rows), np.int64)
-    n, _ = take_records(page_off, first_record, total, address, tables, numbers, itemsize, out, every)
+    n, _ = take_records(page_off, first_record, total, address, tables, numbers, itemsize, out.view(np.uint8), every)
     absent = np.unique(every[:n])
     wanted[: len(absent)] = absent
     return len(absent)

@@ -207,7 +207,7 @@ def read_ranges(
     start: Ints,
     stop: Ints,
     user_rows: Ints,
-) -> int:
+) -> tuple[int, bool]:
     """As ``thinrow.kernels.numba.plan.read_ranges``."""
     first[:], last[:] = NEVER, 0
     for x in range(len(user_of)):
@@ -236,7 +236,7 @@ def read_ranges(
     rows = np.concatenate([[0], np.cumsum([end - begin for _, begin, end in found])])
     owned = [sum(p < run_off[r] for p, _, _ in found) for r in run_of_user]
     user_rows[:] = rows[owned]
-    return len(found)
+    return len(found), bool((np.diff(run_of_user) > 1).any())
 
 
 def _cut(records: Records, run_off: Ints, first: Ints, last: Ints) -> Iterator[tuple[int, int, int]]:
