@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from thinrow.core.errors import InputError, SchemaError
-from thinrow.core.ragged import offsets_of
+from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.jagged import Column, Events
 from thinrow.jagged.column import ARROW_TYPES
@@ -35,6 +35,8 @@ _ALWAYS_STRINGS = 256
 #: Rows in which the frequent words of a fixed-width column are looked for, and how often those are there at least.
 _SAMPLE = 1 << 19
 _OFTEN = 5
+#: At least so many stripes (all, where there are fewer than twice as many) are planned to see whether such words pay.
+_STRIPES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,26 +182,27 @@ class ColumnEncoder:
         values = self._values(words, at)
         if self.spec.id <= 0:
             return self._encode(values, null)
-        known = self._words
         codes = self._codes_of_all(words) if self._coding else None
-        if codes is not None:
-            known = self._words
-        else:
+        if codes is None:
             self._coding = False
             fresh = self._frequent(words)
-            if len(fresh):
-                more = np.concatenate([known, fresh])
-                plans, plain = (_plans(_coded(values, w), null) for w in (more, known))
-                if sum(p.n_bytes for p in plans) + 8 * len(fresh) >= sum(p.n_bytes for p in plain):
-                    plans = plain
-                else:
-                    self._words = more
-                streams = [p.write() for p in plans]
-                self._used = self._used or streams[-1].coded
-                return streams
-        streams = self._encode(_coded(values, known, codes), null)
+            if len(fresh) and self._pays(values, null, fresh):
+                self._words = np.concatenate([self._words, fresh])
+        streams = self._encode(_coded(values, self._words, codes), null)
         self._used = self._used or streams[-1].coded
         return streams
+
+    def _pays(self, values: Values, null: npt.NDArray[np.bool_], fresh: npt.NDArray[np.uint64]) -> bool:
+        """Whether some of the stripes say that ``fresh`` words save more bytes than they take in the dictionary."""
+        n = len(values.stripe_off) - 1
+        stripes = np.arange(0, n, max(1, n // _STRIPES))
+        rows, off = ranges_index(values.stripe_off[stripes], values.stripe_off[stripes + 1])
+        some = values.take(rows, np.diff(off))
+        words = self._words, np.concatenate([self._words, fresh])
+        without, with_ = (
+            sum(p.n_bytes for p in _plans(_coded(some, w), null[rows] if len(null) else null)) for w in words
+        )
+        return (without - with_) * n > 8 * len(fresh) * len(stripes)
 
     def _codes_of_all(self, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32] | None:
         """Codes of all words, new ones added to the dictionary; None where they are too many."""
