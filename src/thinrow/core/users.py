@@ -74,7 +74,9 @@ def as_users(values: object, kind: UserKind | None = None) -> Users:
 
 def _listed(values: object) -> npt.NDArray[Any]:
     if not isinstance(values, Sequence) or isinstance(values, bytes):
-        raise UserKindError(f"user ids must be an int64 or string sequence, got {type(values).__name__}")
+        raise UserKindError(
+            f"user ids must be an int64 or string sequence, got {type(values).__name__}; pass a list or a NumPy array"
+        )
     # NumPy's own string dtype drops trailing NULs: two users would become one.
     text = any(isinstance(v, str) for v in values)
     try:

@@ -26,12 +26,15 @@ from pyiceberg.table import CreateTableTransaction
 from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 
+from thinrow.core.check import checked, function, instance, integer
+from thinrow.core.check import path as path_like
 from thinrow.core.errors import CommitConflict, InputError, StoreExists
 from thinrow.examples.datafiles import DataFileWriter, local_path
 from thinrow.examples.iceberg import NAMESPACE, open_catalog
 from thinrow.history.archive.arrow import arrow_schema, users_of_bucket
 from thinrow.history.store import HistoryStore
 from thinrow.schema import Projection
+from thinrow.schema.projection import PROJECTION
 
 #: Keys of a row, the first columns of the table, by which each file is sorted.
 SORT_COLUMNS = ("user_id", "event_ts", "arrival")
@@ -55,6 +58,14 @@ class Export:
     metadata: str
 
 
+@checked(
+    store=instance(HistoryStore, "open one: thinrow.open_store(path)"),
+    path=path_like,
+    name=instance(str, "give the table's name"),
+    projection=PROJECTION,
+    at=integer(0),
+    progress=function,
+)
 def export_events(
     store: HistoryStore,
     path: str | Path,

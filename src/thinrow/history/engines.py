@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
+from thinrow.core.check import Check, shown
 from thinrow.core.errors import InputError, MissingExtraError
 
 T = TypeVar("T")
@@ -72,6 +73,16 @@ class RayEngine:
         except self._ray.exceptions.RayTaskError as e:
             raise e.cause from e
         return result
+
+
+def _is_engine(value: Any, name: str) -> Any:
+    if not isinstance(value, str) and not (hasattr(value, "slots") and callable(getattr(value, "call", None))):
+        raise InputError(f"{name} is {shown(value)}; give 'local', 'ray' or a BucketEngine")
+    return value
+
+
+#: Check of an argument that is an engine or the name of one.
+ENGINE: Check = _is_engine
 
 
 def engine_of(engine: EngineName | BucketEngine) -> BucketEngine:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core import check
 from thinrow.core.errors import CommitConflict, InputError
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users, as_users, bucket_of
@@ -45,6 +46,8 @@ from thinrow.history.recent.tier import RecentTier
 from thinrow.jagged import Events
 from thinrow.storage.manifest import retried
 
+_USER = check.instance((int, str, np.integer), "give one id, of the store's kind")
+_IDS = check.sequence((int, str), "give ids of events")
 #: ``plan(generation, bucket)``: what goes from a bucket; None where nothing does.
 Plan = Callable[[Generation, int], Doomed | None]
 
@@ -65,6 +68,14 @@ class EventsOf:
     end_ts: int | None = None
 
     def __post_init__(self) -> None:
+        _USER(self.user, "user")
+        _IDS(self.event_ids, "event_ids")
+        if isinstance(self.arrivals, (str, bytes)) or not isinstance(self.arrivals, Sequence):
+            raise InputError(f"arrivals is {check.shown(self.arrivals)}; give a list of arrival numbers")
+        times = (("start_ts", self.start_ts), ("end_ts", self.end_ts))
+        for name, value in (*(("arrivals", a) for a in self.arrivals), *times):
+            if value is not None or name == "arrivals":
+                check.integer(0)(value, name)
         if not self.event_ids and not self.arrivals and self.start_ts is None and self.end_ts is None:
             raise InputError(
                 f"no events of user {self.user!r} are named; give ids, arrivals or times, or erase the whole user"
@@ -316,3 +327,8 @@ def take_numbers(archive: Archive, recent: RecentTier, users: Users) -> Ints:
     if len(todo):
         last[todo] = recent.reserve(users[todo], pieces.watermark[todo], np.ones(len(todo), np.int64)) + 1
     return last
+
+
+#: Checks of arguments that are events, or a policy.
+EVENTS = check.sequence(EventsOf, "give EventsOf of some users")
+RETENTION = check.instance(Retention, "give a Retention, such as Retention(max_events=1000)")

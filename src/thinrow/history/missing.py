@@ -41,7 +41,7 @@ COMPLETE, STATUS_ERASED, STATUS_EXPIRED = 0, 1, 2
 
 def check_policy(on_missing: str) -> None:
     """Raises InputError where it is none."""
-    if on_missing not in _POLICIES:
+    if not isinstance(on_missing, str) or on_missing not in _POLICIES:
         raise InputError(f"on_missing={on_missing!r}; it must be one of {', '.join(map(repr, _POLICIES))}")
 
 

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core import check
 from thinrow.core.errors import InputError, ObjectNotFound, VersionMismatch
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import EPOCH_BITS
@@ -33,8 +34,11 @@ from thinrow.jagged import Events, SharedHistories
 from thinrow.jagged.column import concat_columns
 from thinrow.kernels import kernel
 from thinrow.schema import ColumnSpec, Projection
+from thinrow.schema.projection import PROJECTION
 from thinrow.storage.meter import metering
 
+_GENERATION = check.instance(Generation, "give one: store.pin()")
+_BATCH = check.instance(RequestBatch, "give logged requests: store.snapshot(users, request_ts).requests")
 _BEGINNING = np.iinfo(np.int64).min
 
 #: (X,) number and identity digest of the events of each archive part; first and last time of these and of the inline
@@ -81,6 +85,10 @@ def reconstruct(
         CorruptionError: stored bytes are damaged.
         InputError, SchemaError: the projection does not fit the schema, or the generation is older than the version.
     """
+    _GENERATION(generation, "generation")
+    _BATCH(batch, "batch")
+    if projection is not None:
+        PROJECTION(projection, "projection")
     check_policy(on_missing)
     stats = ReadStats()
     with metering(stats.io):

@@ -18,6 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core import check
+from thinrow.core.check import as_rows
+from thinrow.core.errors import InputError
 from thinrow.core.ragged import ranges_index
 from thinrow.core.users import Users
 from thinrow.history.recast import recast
@@ -54,6 +57,7 @@ class RequestBatch:
 
     def take(self, rows: npt.NDArray[Any]) -> RequestBatch:
         """The requests at ``rows`` (positions), in that order, copied."""
+        rows = as_rows(rows, len(self))
         index, offsets = ranges_index(self.hide_offsets[:-1][rows], self.hide_offsets[1:][rows])
         return RequestBatch(
             self.users[rows],
@@ -77,8 +81,11 @@ class RequestBatch:
     @staticmethod
     def concat(parts: Sequence[RequestBatch]) -> RequestBatch:
         """The requests of ``parts`` (one or more, of one store) one after another, under their newest schema."""
+        _PARTS(parts, "parts")
         if len(parts) == 1:
             return parts[0]
+        if not parts:
+            raise InputError("parts is empty; give one batch of requests or more")
         newest = max((p.schema for p in parts if p.schema is not None), key=lambda s: s.schema_id, default=None)
         parts = [p.under(newest) for p in parts]
         inline = [p.inline for p in parts]
@@ -104,3 +111,6 @@ class RequestBatch:
 def _joined_offsets(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     base = np.cumsum([0, *(p[-1] for p in parts[:-1])])
     return np.concatenate([[0], *(p[1:] + b for p, b in zip(parts, base, strict=True))]).astype(np.int64)
+
+
+_PARTS = check.sequence(RequestBatch, "give batches of requests")

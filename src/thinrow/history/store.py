@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from thinrow.core import check as must
 from thinrow.core.clock import Clock, system_clock
 from thinrow.core.errors import InputError, StoreError, StoreExists, StoreNotFound
 from thinrow.core.users import Users, as_users, distinct
@@ -36,8 +37,8 @@ from thinrow.history.compact import compact
 from thinrow.history.dead_letters import FOLDER as DEAD_FOLDER
 from thinrow.history.dead_letters import SOURCE as DEAD_SOURCE
 from thinrow.history.dead_letters import DeadLetters, of_users, older_than
-from thinrow.history.engines import BucketEngine, EngineName, engine_of
-from thinrow.history.erase import EventsOf, Retention
+from thinrow.history.engines import ENGINE, BucketEngine, EngineName, engine_of
+from thinrow.history.erase import EVENTS, RETENTION, EventsOf, Retention
 from thinrow.history.erasure import (
     GRACE_S,
     Also,
@@ -71,6 +72,9 @@ from thinrow.storage.objects import LocalObjects
 from thinrow.storage.s3 import S3Location, S3Objects
 
 DEFAULT_BUCKETS = 16
+_POSITIVE, _COUNT = must.integer(1), must.integer(0)
+_TEXT = must.instance(str, "give a str, or leave it out")
+_SCHEMA = must.instance(EventSchema, "give an EventSchema: EventSchema.infer(table.schema, user=..., time=...)")
 #: A compaction lets go of what has expired where that is at least this share of a bucket.
 _SLACK = 0.2
 
@@ -103,11 +107,15 @@ class HistoryStore:
         self._numbering = threading.RLock()
 
     @staticmethod
+    @must.checked(path=must.path)
     def exists(path: str | Path) -> bool:
         """Whether a store is at ``path``: its first manifest is what makes it one."""
         return bool(ManifestLog(archive_objects(path, cache_bytes=0)).list())
 
     @classmethod
+    @must.checked(
+        path=must.path, schema=_SCHEMA, n_buckets=must.whole, archive=_TEXT, cache_bytes=_COUNT, sync=must.flag
+    )
     def create(
         cls,
         path: str | Path,
@@ -161,6 +169,7 @@ class HistoryStore:
             raise
 
     @classmethod
+    @must.checked(path=must.path, archive=_TEXT, cache_bytes=_COUNT)
     def open(
         cls,
         path: str | Path,
@@ -229,6 +238,7 @@ class HistoryStore:
         fits = isinstance(table, pa.Table) and all(c.name in table.column_names for c in schema.columns)
         return check_table(table, schema if fits else generation.schema)
 
+    @must.checked(add=must.mapping, drop=must.names, rename=must.mapping, widen=must.mapping, nullable=must.names)
     def evolve(
         self,
         *,
@@ -274,6 +284,7 @@ class HistoryStore:
     def _resolve(self, user: object, event_id: object) -> tuple[int, int] | None:
         return find_event(self.pin(), user, event_id)
 
+    @must.checked(column=_TEXT, progress=must.function)
     def backfill(self, column: str, table: pa.Table, *, progress: Progress | None = None) -> BackfillReport:
         """Give archived events values of a column, without changing any version; see ``history.backfill``.
 
@@ -283,6 +294,7 @@ class HistoryStore:
         """
         return backfill(self.archive, column, table, progress)
 
+    @must.checked(load_id=_TEXT, work_dir=must.path, memory_bytes=_POSITIVE, engine=ENGINE, progress=must.function)
     def bulk_load(
         self,
         source: BulkInput,
@@ -322,6 +334,7 @@ class HistoryStore:
         options = LoadOptions(work, engine_of(engine), load_id, memory_bytes, progress, self._numbering)
         return bulk_load(self.archive, self.recent, source, options)
 
+    @must.checked(full=must.flag, engine=ENGINE, progress=must.function)
     def compact(
         self, *, full: bool = False, progress: Progress | None = None, engine: EngineName | BucketEngine = "local"
     ) -> CompactReport:
@@ -334,6 +347,7 @@ class HistoryStore:
         expire_rewritten(self.archive, before, self._clock(), _SLACK)
         return report
 
+    @must.checked(n_buckets=must.whole, progress=must.function)
     def rebucket(self, n_buckets: int | None = None, *, progress: Progress | None = None) -> RebucketReport:
         """Rewrite the archive to ``n_buckets`` buckets, a multiple of the present number; twice as many by default.
 
@@ -341,6 +355,7 @@ class HistoryStore:
         """
         return rebucket(self.archive, n_buckets, progress)
 
+    @must.checked(folder=must.path, keep=_POSITIVE, progress=must.function)
     def backup(self, folder: str | Path, *, keep: int | None = None, progress: Progress | None = None) -> BackupReport:
         """Copy the store, as it is at one moment, into ``folder``, while it is written to by whatever process.
 
@@ -369,6 +384,7 @@ class HistoryStore:
         return report
 
     @staticmethod
+    @must.checked(folder=must.path, path=must.path, number=_POSITIVE)
     def restore(folder: str | Path, path: str | Path, number: int | None = None) -> BackupReport:
         """Make a store at ``path`` from backup ``number`` of ``folder``, or from its newest.
 
@@ -384,12 +400,14 @@ class HistoryStore:
         with told(Path(path)):
             return restore(Path(folder), Path(path), number, next_epoch)
 
+    @must.checked(keep=_POSITIVE, grace_s=must.seconds, dry_run=must.flag)
     def collect_garbage(self, *, keep: int = 2, grace_s: float = 3_600.0, dry_run: bool = False) -> Garbage:
         """Remove old generations that nobody holds, and what killed writers left; see ``Archive.collect_garbage``."""
         # A generation that only a cycle still refers to, as an exception with its traceback, is held by nobody.
         gc.collect()
         return self.archive.collect_garbage(keep=keep, grace_s=grace_s, dry_run=dry_run)
 
+    @must.checked(events=EVENTS, paths=must.mapping, grace_s=must.seconds, dry_run=must.flag, progress=must.function)
     def erase(
         self,
         users: object = (),
@@ -451,6 +469,7 @@ class HistoryStore:
         """Erasures that were begun and cut short."""
         return Journal(self.archive.objects).pending()
 
+    @must.checked(also=must.function, grace_s=must.seconds)
     def finish_erasures(
         self, also: Callable[[Pending], Also | None] = lambda _: None, *, grace_s: float = GRACE_S
     ) -> list[EraseReport]:
@@ -458,6 +477,7 @@ class HistoryStore:
         pending = self.pending_erasures()
         return [finish(self.archive, self.recent, p, also=also(p), grace_s=grace_s) for p in pending]
 
+    @must.checked(retention=RETENTION, grace_s=must.seconds, dry_run=must.flag, progress=must.function)
     def retain(
         self,
         retention: Retention | None = None,
@@ -521,7 +541,7 @@ class HistoryStore:
         Each group of users is read as it is when its turn comes; whoever needs one moment for all compacts first and
         reads ``pin().to_arrow()``. Raises as that.
         """
-        projection, rows = projection or Projection(), arrow.BATCH_ROWS if batch_rows is None else batch_rows
+        projection, rows = arrow.asked(projection, batch_rows)
         request_ts, pinned = arrow.time_of(at, projection), self.pin()
         groups = arrow.groups_of_users(pinned, users, projection, rows, self.recent.users())
         return arrow.stream(

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from thinrow.core.check import integer
 from thinrow.core.errors import InputError
 from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.jagged.column import Column, one_array
@@ -54,6 +55,7 @@ class Jagged:
     def to_padded(self, width: int, fill: float = 0) -> npt.NDArray[Any]:
         """(rows, width): each row's *last* ``width`` values, left-aligned, the rest ``fill``; (rows, width, size) of
         vectors. Raises InputError for rows of lists."""
+        integer(0)(width, "width")
         values = self.values
         out = np.full((len(self), width, *values.shape[1:]), fill, values.dtype)
         start = np.maximum(self.offsets[:-1], self.offsets[1:] - width)

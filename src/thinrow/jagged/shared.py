@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.check import as_rows
+from thinrow.core.errors import InputError
 from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.jagged.column import Column
 from thinrow.jagged.events import Events
@@ -77,6 +79,7 @@ class SharedHistories:
 
     def select(self, examples: npt.NDArray[np.intp]) -> SharedHistories:
         """The given examples with the users that they need; events of the others are dropped."""
+        examples = as_rows(examples, len(self.user_of))
         used, user_of = np.unique(self.user_of[examples], return_inverse=True)
         events = self.events if len(used) == len(self.events.users) else self.events.take_users(used)
         shift = (events.offsets[:-1] - self.events.offsets[:-1][used])[user_of] if len(used) else np.empty(0, np.int64)
@@ -108,6 +111,10 @@ class SharedHistories:
         )
 
     def _column(self, name: str) -> Column:
-        if name in ("event_ts", "arrival"):
+        if isinstance(name, str) and name in ("event_ts", "arrival"):
             return Column(getattr(self.events, name))
-        return self.events.columns[name]
+        try:
+            return self.events.columns[name]
+        except (KeyError, TypeError):
+            there = ", ".join(("event_ts", "arrival", *self.events.columns))
+            raise InputError(f"no column {name!r:.80} was read; there are {there}") from None

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.check import checked, instance, mapping, shown
 from thinrow.core.errors import SchemaError
 from thinrow.core.users import UserKind
 
@@ -87,6 +88,7 @@ _DTYPES_OF_TRAIT: dict[Trait, tuple[DType, ...]] = {
 }
 
 
+_NAME = instance(str, "give the name of a column")
 _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("name", "group", "dtype", "user_kind", "user_column", "time_column"), str),
     **dict.fromkeys(("id", "size", "schema_id"), int),
@@ -122,8 +124,8 @@ class ColumnSpec:
     size: int = 0
 
     def __post_init__(self) -> None:
-        if self.id < 1:
-            raise SchemaError(f"column {self.name!r} has id {self.id}; ids are 1 or more")
+        if type(self.id) is not int or not 1 <= self.id < 1 << 31:
+            raise SchemaError(f"column {self.name!r} has id {shown(self.id)}; ids are 1 or more, and below 2^31")
         for what, name in (("column", self.name), ("group", self.group)):
             if not isinstance(name, str):
                 raise SchemaError(f"{what} name {name!r} is a {type(name).__name__}; give a string")
@@ -133,8 +135,10 @@ class ColumnSpec:
             )
         if self.group in (KEYS_GROUP, IDS_GROUP) or not self.group:
             raise SchemaError(f"column {self.name!r} is in group {self.group!r}, a reserved name; name another group")
+        if not isinstance(self.trait, Trait):
+            raise SchemaError(f"column {self.name!r} has trait {shown(self.trait)}; give a Trait, such as Trait.ID")
         allowed = _DTYPES_OF_TRAIT[self.trait]
-        if self.dtype not in allowed:
+        if not isinstance(self.dtype, str) or self.dtype not in allowed:
             raise SchemaError(
                 f"column {self.name!r}: trait {self.trait.value} with dtype {self.dtype!r}; allowed: "
                 f"{', '.join(allowed)}"
@@ -181,6 +185,8 @@ class EventSchema:
     arrival_time_column: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.columns, (tuple, list)) or not all(isinstance(c, ColumnSpec) for c in self.columns):
+            raise SchemaError(f"columns is {shown(self.columns)}; give a tuple of ColumnSpec")
         for what in ("name", "id"):
             values = [str(getattr(c, what)) for c in self.columns]
             twice = sorted({v for v in values if values.count(v) > 1})
@@ -234,6 +240,8 @@ class EventSchema:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EventSchema:
         """Reverse of ``to_dict``. Raises SchemaError on anything else."""
+        if not isinstance(data, Mapping):
+            raise SchemaError(f"not an event schema: {shown(data)}; give the dict that to_dict returns")
         try:
             for c in (data, *data["columns"]):
                 _check_types(c)
@@ -285,6 +293,7 @@ class EventSchema:
         )
 
     @classmethod
+    @checked(user=_NAME, time=_NAME, event_id=_NAME, supersedes=_NAME, arrival_time=_NAME, groups=mapping)
     def infer(
         cls,
         arrow: pa.Schema,
@@ -303,6 +312,10 @@ class EventSchema:
         Raises:
             SchemaError: a named column is missing, one in ``groups`` too, or a column's type has no counterpart.
         """
+        import pyarrow as pa
+
+        if not isinstance(arrow, pa.Schema):
+            raise SchemaError(f"the schema is {shown(arrow)}; give a pyarrow.Schema: table.schema")
         special = {user, time, event_id, supersedes, arrival_time}
         group_of = {name: g for g, names in (groups or {}).items() for name in names}
         unknown = [name for name in group_of if name not in arrow.names or name in special]

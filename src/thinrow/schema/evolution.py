@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from thinrow.core.check import integer
 from thinrow.core.errors import SchemaError
 from thinrow.schema.event_schema import ColumnSpec, DType, EventSchema, Trait
 
@@ -172,7 +173,9 @@ def schema_at(schema: EventSchema, log: Sequence[SchemaChange], schema_id: int) 
 
     Raises:
         SchemaError: there was no such schema.
+        InputError: ``schema_id`` is no number.
     """
+    integer(0)(schema_id, "schema_id")
     for change in reversed(log):
         if schema.schema_id <= schema_id:
             break

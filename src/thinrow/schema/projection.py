@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core import check
 from thinrow.core.errors import InputError, SchemaError
 from thinrow.core.units import NEVER
 from thinrow.schema.event_schema import ColumnSpec, EventSchema
@@ -47,16 +48,14 @@ class Projection:
     codes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, names in (("columns", self.columns), ("groups", self.groups), ("codes", self.codes)):
-            if isinstance(names, str):
-                raise InputError(f"{name}={names!r} is one string; give a tuple of names: {name}=({names!r},)")
-            if isinstance(names, list):
-                object.__setattr__(self, name, tuple(names))
+        for name in ("columns", "groups", "codes"):
+            names = getattr(self, name)
+            if names is not None or name == "codes":
+                object.__setattr__(self, name, tuple(check.names(names, name)))
         for name, value, least in (("max_len", self.max_len, 1), ("horizon_ms", self.horizon_ms, 0)):
-            if value is not None and value < least:
-                raise InputError(f"{name}={value}; it must be {least} or more, or None for no bound")
-        if self.align < 1:
-            raise InputError(f"align={self.align}; it must be 1 or more, and 1 for windows of exactly max_len")
+            if value is not None:
+                check.integer(least)(value, name)
+        check.integer(1)(self.align, "align")
         if self.align > 1 and (self.max_len is None or self.align > self.max_len):
             raise InputError(f"align={self.align} with max_len={self.max_len}; max_len must be align or more")
         if self.align > 1 and self.horizon_ms is not None:
@@ -103,3 +102,7 @@ def _check_codes(spec: ColumnSpec, read: tuple[ColumnSpec, ...]) -> None:
         raise SchemaError(
             f"codes of column {spec.name!r}, which holds {kind}; single integers and text have codes: leave it out"
         )
+
+
+#: Check of an argument that is a projection.
+PROJECTION = check.instance(Projection, "give a Projection, such as Projection(max_len=1000)")

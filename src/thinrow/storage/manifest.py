@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from thinrow.core.check import integer
 from thinrow.core.errors import CommitConflict, CorruptionError, InputError, ObjectNotFound
 from thinrow.storage.objects import ObjectStore
 from thinrow.storage.sealed import seal, unseal
@@ -69,7 +70,9 @@ class ManifestLog:
             ObjectNotFound: there is no such generation.
             NewerFormatError: a newer thinrow wrote it.
             CorruptionError: it is damaged, or stands under another number than its own.
+            InputError: ``n`` is no number of a generation.
         """
+        integer(1)(n, "number")
         name = self.name_of(n)
         data = self._objects.get(name)
         body = unseal(data, FORMAT, "manifest", name)

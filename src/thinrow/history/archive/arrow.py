@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from thinrow.core.check import integer
 from thinrow.core.errors import InputError
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users, as_users, bucket_of, distinct
@@ -29,6 +30,7 @@ from thinrow.history.archive.window import Window, cut_windows
 from thinrow.jagged import Column, SharedHistories
 from thinrow.jagged.column import ARROW_TYPES
 from thinrow.schema import ColumnSpec, Projection, Trait
+from thinrow.schema.projection import PROJECTION
 
 if TYPE_CHECKING:
     from thinrow.history.archive.generation import Generation
@@ -40,6 +42,15 @@ _USERS_AT_ONCE = 4_096
 
 #: Reads the histories of distinct users, one example a user.
 ReadUsers = Callable[[Users], SharedHistories]
+
+
+def asked(projection: Projection | None, batch_rows: int | None) -> tuple[Projection, int]:
+    """What a caller asks for, or what holds where he says nothing. Raises InputError on another type, or no rows."""
+    if projection is not None:
+        PROJECTION(projection, "projection")
+    if batch_rows is not None:
+        integer(1)(batch_rows, "batch_rows")
+    return projection or Projection(), batch_rows or BATCH_ROWS
 
 
 def arrow_schema(generation: Generation, projection: Projection) -> pa.Schema:
@@ -81,11 +92,8 @@ def stream(
     """A reader over the visible events of all ``groups``, read with ``read`` one group at a time.
 
     Raises:
-        InputError: ``batch_rows`` is below 1.
         SchemaError: the projection names what the schema does not have.
     """
-    if batch_rows < 1:
-        raise InputError(f"batch_rows={batch_rows}; it must be 1 or more")
     schema = arrow_schema(generation, projection)
     specs = projection.resolve(generation.schema)
 
@@ -198,7 +206,10 @@ def read_archived(generation: Generation, projection: Projection, request_ts: in
 
 
 def time_of(at: int | None, projection: Projection) -> int:
-    """The request time of a stream. Raises InputError where there is a horizon and no time that it is counted from."""
+    """The request time of a stream. Raises InputError where there is a horizon and no time that it is counted from, or
+    the time is below 0 or of another type."""
+    if at is not None:
+        integer(0)(at, "at")
     if at is None and projection.horizon_ms is not None:
         raise InputError(f"horizon_ms={projection.horizon_ms} counts back from a time; pass at=, in ms")
     return NEVER - 1 if at is None else at

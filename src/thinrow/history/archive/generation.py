@@ -281,7 +281,7 @@ class Generation:
         """
         from thinrow.history.archive import arrow
 
-        projection, rows = projection or Projection(), arrow.BATCH_ROWS if batch_rows is None else batch_rows
+        projection, rows = arrow.asked(projection, batch_rows)
         read = arrow.read_archived(self, projection, arrow.time_of(at, projection))
         return arrow.stream(self, projection, arrow.groups_of_users(self, users, projection, rows), read, rows)
 
@@ -305,7 +305,7 @@ class Generation:
 
     def at(self, number: int) -> Generation:
         """Another generation of the same archive. Raises ObjectNotFound where there is none."""
-        return self if number == self.number else self._archive.generation(number)
+        return self if type(number) is int and number == self.number else self._archive.generation(number)
 
 
 class Archive:
