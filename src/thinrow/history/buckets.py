@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -298,9 +299,15 @@ def _unsettled(base: Generation, numbers: Sequence[int]) -> bool:
 def _aligned(view: Generation, parts: Iterable[NewEvents], rows_at_once: int) -> Iterator[tuple[Users, NewEvents]]:
     """Users of the view's segments and new events, side by side: users ascend over all pairs, none is in two."""
     olds = users_by_rows(view, rows_at_once)
-    news = (part for part in parts if len(part.events.users))
+    news: Iterator[NewEvents] = (part for part in parts if len(part.events.users))
     nobody = as_users([], view.schema.user_kind)
     old, new = next(olds, None), next(news, None)
+    older, newer = list(islice(olds, 1)), list(islice(news, 1))
+    if old is not None and new is not None and not older and not newer:
+        # All there is: one part, not one of the users of both and one of the rest.
+        yield old, new
+        return
+    olds, news = chain(older, olds), chain(newer, news)
     while old is not None or new is not None:
         if old is None or new is None:
             yield (nobody if old is None else old), (_nothing(view) if new is None else new)

@@ -63,7 +63,8 @@ class Values:
             raise InputError(
                 "a stripe begins with a row that is no restart; add the first row of every stripe to restarts"
             )
-        beyond = self.codes[(self.codes >= self.n_words) & (self.codes != NO_CODE)]
+        beyond = self.codes[self.codes >= self.n_words]
+        beyond = beyond[beyond != NO_CODE]
         if len(beyond):
             raise InputError(f"dictionary code {beyond[0]} of a dictionary of {self.n_words}; codes must be less")
 
@@ -98,6 +99,10 @@ class _Plain:
         self.coded = (self.codec == DICTIONARY) | ((self.codec == MIXED) & (self._scale > 0))
 
     def write(self, chosen: Bools, payload: U8, place: I64) -> None:
+        if chosen.all() and len(payload) == self.size.sum():
+            plan = self.codec, self.width, self._base, self._scale
+            kernel("write_blocks")(*self._arguments, *plan, offsets_of(self.size), payload)
+            return
         codec, size = np.where(chosen, self.codec, 0).astype(np.uint8), np.where(chosen, self.size, 0)
         offsets = offsets_of(size)
         written = np.zeros(int(offsets[-1]), np.uint8)
@@ -215,7 +220,10 @@ class Planned:
 
     def __init__(self, candidates: Sequence[_Candidate], last: Bools | None = None) -> None:
         choice = candidates if last is None else candidates[:-1]
-        best = np.stack([c.size * 32 + c.codec for c in choice]).argmin(axis=0)
+        if len(choice) == 1:
+            best = np.zeros(len(choice[0].size), np.int64)
+        else:
+            best = np.stack([c.size * 32 + c.codec for c in choice]).argmin(axis=0)
         if last is not None:
             best = np.where(last, len(choice), best)
         self._candidates, self._best = candidates, best
@@ -224,7 +232,7 @@ class Planned:
 
     def _chosen(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """(S,) what each stripe's candidate has."""
-        found: npt.NDArray[Any] = np.choose(self._best, arrays)
+        found: npt.NDArray[Any] = arrays[0] if len(arrays) == 1 else np.choose(self._best, arrays)
         return found
 
     def write(self) -> EncodedStream:

@@ -150,10 +150,11 @@ class ColumnEncoder:
         # The elements of a null are none, or zeros already.
         null = null if flat is column else null[:0]
         streams += self._add_strings(flat, null, places) if self.spec.is_bytes else self._add_words(flat, null, places)
-        codecs, place = np.unique(streams[-1].codec, return_inverse=True)
-        sizes = np.bincount(place, np.diff(streams[-1].offsets), len(codecs)).astype(np.int64)
-        self._counts.update(dict(zip(codecs.tolist(), np.bincount(place).tolist(), strict=True)))
-        self._bytes.update(dict(zip(codecs.tolist(), sizes.tolist(), strict=True)))
+        counts = np.bincount(streams[-1].codec)
+        sizes = np.bincount(streams[-1].codec, np.diff(streams[-1].offsets))
+        for codec in np.flatnonzero(counts).tolist():
+            self._counts[codec] += int(counts[codec])
+            self._bytes[codec] += int(sizes[codec])
         return streams
 
     def _encode(self, values: Values, null: npt.NDArray[np.bool_]) -> list[EncodedStream]:
