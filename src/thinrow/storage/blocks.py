@@ -20,7 +20,18 @@ import numpy.typing as npt
 from thinrow.core.errors import InputError
 from thinrow.core.ragged import offsets_of
 from thinrow.kernels import kernel
-from thinrow.storage.codecs import ABSENT, DICTIONARY, LANES, LANES_FROM, MIXED, NO_CODE, RUNS, SPARSE, EncodedStream
+from thinrow.storage.codecs import (
+    ABSENT,
+    DICTIONARY,
+    LANES,
+    LANES_FROM,
+    MARKED,
+    MIXED,
+    NO_CODE,
+    RUNS,
+    SPARSE,
+    EncodedStream,
+)
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
@@ -90,13 +101,13 @@ class _Candidate(Protocol):
 
 
 class _Plain:
-    """Codecs 0 to 6, 11 and 12."""
+    """Codecs 0 to 6 and 11 to 13."""
 
     def __init__(self, values: Values) -> None:
         v = self._values = values
         self._arguments = v.words, v.float_bits, v.stripe_off, v.restarts, v.itemsize, v.codes, v.n_words
         self.codec, self.width, self.size, self._base, self._scale = kernel("plan_blocks")(*self._arguments)
-        self.coded = (self.codec == DICTIONARY) | ((self.codec == MIXED) & (self._scale > 0))
+        self.coded = np.isin(self.codec, (DICTIONARY, MARKED)) | ((self.codec == MIXED) & (self._scale > 0))
 
     def write(self, chosen: Bools, payload: U8, place: I64) -> None:
         if chosen.all() and len(payload) == self.size.sum():

@@ -33,10 +33,10 @@ ENTRY_DTYPE = np.dtype(
 #: Codecs by id (format section 4); ids above are reserved.
 CODEC_NAMES = (
     *("zero", "constant", "bit-packing", "delta", "dictionary", "local dictionary", "raw", "zstd bytes"),
-    *("run length", "sparse", "absent rows", "decimal", "mixed dictionary"),
+    *("run length", "sparse", "absent rows", "decimal", "mixed dictionary", "marked dictionary"),
 )
 #: Codecs whose blocks hold codes into the column's segment dictionary, directly or in the block within.
-DICTIONARY, MIXED = CODEC_NAMES.index("dictionary"), CODEC_NAMES.index("mixed dictionary")
+DICTIONARY, MIXED, MARKED = (CODEC_NAMES.index(n) for n in ("dictionary", "mixed dictionary", "marked dictionary"))
 #: Codec of string and binary values that are no codes.
 ZSTD_BYTES = CODEC_NAMES.index("zstd bytes")
 #: Codecs with a plain block within, and that of nulls which the next stream's block of codec ``SPARSE`` tells.

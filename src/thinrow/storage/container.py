@@ -17,7 +17,7 @@ from thinrow.kernels import kernel
 from thinrow.storage.objects import BytesLike, ObjectStore, Writer, as_bytes
 
 MAGIC = b"THINROW\0"
-VERSION = 2
+VERSION = 3
 _HEAD = struct.Struct("<8sH6x")
 _TAIL = struct.Struct("<QIIH6x8s")
 #: Read from the end in the first go; the meta of most files fits.

@@ -53,11 +53,36 @@ def packed_bytes(n: int, width: int) -> int:
 
 
 def unpack(data: bytes, n: int, width: int) -> list[int]:
+    if width == 255:
+        return unpack_patched(data, n)
     if width & 128:
         return unpack_lanes(data, n, width - 128)
     bits = int.from_bytes(data, "little")
     assert len(data) == (8 * -(-n * width // 64) + 8 if n * width else 8) or width == 0
     return [bits >> i * width & (1 << width) - 1 for i in range(n)]
+
+
+def unpack_patched(data: bytes, n: int) -> list[int]:
+    own, low, high, form = struct.unpack_from("<IBBH", data)
+    if form == 1:
+        at = 8 + (n + 63) // 64 * 8
+        bits = int.from_bytes(data[8:at], "little")
+        assert (high, bits >> n, bits.bit_count()) == (0, 0, own)
+        marked = iter(unpack(data[at:], own, low))
+        return [next(marked) if bits >> i & 1 else 0 for i in range(n)]
+    assert form == 0
+    groups = (n + 255) // 256
+    ends = struct.unpack_from(f"<{groups}H", data, 8)
+    places = data[8 + 2 * groups : 8 + 2 * groups + own]
+    highs_at = 8 + (2 * groups + own + 7) // 8 * 8
+    lanes_at = highs_at + (own * high + 63) // 64 * 8
+    highs = int.from_bytes(data[highs_at:lanes_at], "little")
+    found = unpack(data[lanes_at:], n, low | 128)
+    assert (ends[-1], list(ends)) == (own, sorted(ends))
+    for k, place in enumerate(places):
+        group = sum(end <= k for end in ends)
+        found[256 * group + place] += (highs >> k * high & (1 << high) - 1) << low
+    return found
 
 
 def unpack_lanes(data: bytes, n: int, width: int) -> list[int]:
@@ -78,9 +103,9 @@ class Document:
     def __init__(self, path: Path) -> None:
         self.data = data = path.read_bytes()
         magic, version, zeros = HEAD.unpack_from(data)
-        assert (magic, version, zeros) == (b"THINROW\0", 2, bytes(6))
+        assert (magic, version, zeros) == (b"THINROW\0", 3, bytes(6))
         at, length, crc, version, zeros, magic = TAIL.unpack_from(data, len(data) - TAIL.size)
-        assert (version, zeros, magic, at + length + TAIL.size) == (2, bytes(6), b"THINROW\0", len(data))
+        assert (version, zeros, magic, at + length + TAIL.size) == (3, bytes(6), b"THINROW\0", len(data))
         text = data[at : at + length]
         assert crc32c(text) == crc
         self.meta: dict[str, Any] = json.loads(text)
@@ -88,6 +113,7 @@ class Document:
         self._no_gaps(at)
         self.traits = {c["id"]: (c["trait"], c.get("size", 0)) for c in self.meta["schema"]["columns"]}
         self.codecs: set[int] = set()
+        self.widths: set[int] = set()
         self.stripes = self._records("stripes", 8 + 16 * len(self.meta["groups"]))
         self.pieces = self._records("pieces", 64)
         self.dictionaries = {c["id"]: self._dictionary(c) for c in self.meta["columns"]}
@@ -168,6 +194,7 @@ class Document:
                 lengths: list[int] = []
                 for k, (column, what) in enumerate(streams):
                     self.codecs.add(blocks[k][0])
+                    self.widths.add(blocks[k][1])
                     if what == "nulls":
                         nulls = self._nulls(blocks[k], blocks[k + 1], n_rows)
                     elif what == "lengths":
@@ -317,6 +344,15 @@ class Document:
             if float_bits == 64:
                 return [struct.unpack("<Q", struct.pack("<d", v / 10.0**e))[0] for v in whole]
             return [struct.unpack("<I", struct.pack("<f", v / 10.0**e))[0] for v in whole]
+        if codec == 13:
+            own, own_width, zero, base = struct.unpack_from("<IB3sQ", block)
+            at = 16 + (n + 63) // 64 * 8
+            bits = int.from_bytes(block[16:at], "little")
+            assert (zero, bits >> n, bits.bit_count()) == (bytes(3), 0, own)
+            end = at + packed_bytes(own, own_width)
+            mine = iter(base + q & MASK for q in unpack(block[at:end], own, own_width))
+            codes = iter(unpack(block[end:], n - own, width))
+            return [next(mine) if bits >> i & 1 else (dictionary or [])[next(codes)] for i in range(n)]
         assert codec == 12
         hot, own, base, own_width = struct.unpack_from("<IIQB7x", block)
         at = 24 + packed_bytes(own, own_width)
@@ -373,7 +409,7 @@ def content_digest(rows: list[tuple[Any, dict[int, Any]]], column_id: int) -> in
 
 
 def _later_codecs(rng: np.random.Generator, n: int) -> dict[str, pa.Array]:
-    """Columns for codecs 8 to 12, lists and vectors."""
+    """Columns for codecs 8 to 13, patches, lists and vectors."""
     common = rng.integers(0, 1 << 40, 40)
     return {
         "runs": pa.array(np.repeat(rng.integers(0, 1 << 60, n), 40)[:n]),
@@ -382,6 +418,12 @@ def _later_codecs(rng: np.random.Generator, n: int) -> dict[str, pa.Array]:
         "cents": pa.array(np.round(rng.random(n) * 100, 2)),
         "cents32": pa.array(np.round(rng.random(n) * 100, 2).astype(np.float32)),
         "zipf": pa.array(np.where(rng.random(n) < 0.7, rng.choice(common, n), rng.integers(0, 1 << 40, n))),
+        "tails": pa.array(rng.integers(0, 1 << np.minimum(rng.geometric(0.4, n) + 3, 40))),
+        "ties": pa.array(np.cumsum(np.where(rng.random(n) < 0.5, 0, rng.integers(0, 1 << 20, n)))),
+        "tails_and_ties": pa.array(np.where(rng.random(n) < 0.5, 0, 1 << np.minimum(rng.geometric(0.3, n) + 4, 50))),
+        "popular": pa.array(
+            np.where(rng.random(n) < 0.8, common[np.minimum(rng.geometric(0.2, n), 39)], rng.integers(0, 1 << 40, n))
+        ),
         "seen": pa.array([None if i % 9 == 0 else list(range(i % 4)) for i in range(n)], pa.list_(pa.int16())),
         "tags": pa.array([["", "é", f"tag {i % 11}"][: i % 4] for i in range(n)], pa.list_(pa.string())),
         "spot": pa.array([None if i % 5 == 0 else [i, -i] for i in range(n)], pa.list_(pa.int32(), 2)),
@@ -452,6 +494,7 @@ def test_the_document_describes_the_files(tmp_path: Path, kind: str) -> None:
     )
     read: list[Any] = []
     codecs: set[int] = set()
+    widths: set[int] = set()
     for _, info in infos:
         document = Document(tmp_path / "archive" / info.name)
         assert document.meta["digests"] == {k: str(v) for k, v in info.digests.items()}
@@ -461,8 +504,10 @@ def test_the_document_describes_the_files(tmp_path: Path, kind: str) -> None:
             assert document.meta["digests"][str(column["id"])] == str(content_digest(document.rows, column["id"]))
         read += document.rows
         codecs |= document.codecs
+        widths |= document.widths
     # A local dictionary is smaller than a mixed one only where the segment has no dictionary at all.
-    assert codecs | {5} == set(range(13))
+    assert codecs | {5} == set(range(14))
+    assert 255 in widths
     read.sort(key=lambda r: (r[0], r[1][-1], r[1][-2]))
     for (user, got), (want_user, ts, arrival, hidden_from, event) in zip(read, expected, strict=True):
         assert (user, got[-1], got[-2], got[-3], got[-4]) == (want_user, ts, arrival, hidden_from, event["id"].encode())

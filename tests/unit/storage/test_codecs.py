@@ -181,7 +181,7 @@ def seal(data: Array, chunks: Array, header_crc: Array, n_streams: int) -> None:
 @pytest.mark.parametrize(
     ("stream", "field", "value", "what"),
     [
-        (0, "codec", 13, "unknown codec 13"),
+        (0, "codec", 14, "unknown codec 14"),
         (2, "codec", 200, "unknown codec 200"),
         (0, "length", 16, "add up"),
         (1, "length", 0xFFFFFFF8, "add up"),

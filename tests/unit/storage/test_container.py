@@ -86,7 +86,7 @@ def test_newer_versions_are_refused_by_number(objects: MemoryObjects) -> None:
     data = bytearray(objects.get("c"))
     data[8] = data[-16] = 7
     objects.put("c", bytes(data))
-    with pytest.raises(NewerFormatError, match=r"c has format version 7, this thinrow reads up to 2; update"):
+    with pytest.raises(NewerFormatError, match=r"c has format version 7, this thinrow reads up to 3; update"):
         Container.open(objects, "c")
 
 

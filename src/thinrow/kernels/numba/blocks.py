@@ -1,4 +1,4 @@
-"""Decoding of fixed-width blocks (codecs 0 to 6 and 8 to 12 of docs/format/archive-v2.md), many runs in one call.
+"""Decoding of fixed-width blocks (codecs 0 to 6 and 8 to 13 of docs/format/archive-v2.md), many runs in one call.
 
 Worked example: block ``base 100, scale 5, width 2, q = [0, 3, 1]`` holds 100, 115, 105; the run that asks for its rows
 [1, 3) gets 115, 105. Blocks are read where they lie, in mapped files or buffers. Values that lie in lanes are unpacked
@@ -15,10 +15,23 @@ import numpy.typing as npt
 from numba.np.numpy_support import carray
 
 from thinrow.core.buffers import Buffers
-from thinrow.kernels.numba.intrinsics import pointer
+from thinrow.kernels.numba.intrinsics import pointer, prefix8
 from thinrow.kernels.numba.jit import njit
-from thinrow.kernels.numba.nested import ABSENT, DECIMAL, MIXED, RUNS, open_nested, spread
-from thinrow.kernels.numba.unpack import CHUNK, LANES, MAX_LOCAL, affine, in_bounds, packed_bytes, scaled, store, unpack
+from thinrow.kernels.numba.nested import ABSENT, DECIMAL, MARKED, MIXED, RUNS, merge, open_marked, open_nested, spread
+from thinrow.kernels.numba.unpack import (
+    CHUNK,
+    LANES,
+    MAX_LOCAL,
+    SCRATCH,
+    affine,
+    in_bounds,
+    ones,
+    packed_bytes,
+    packed_size,
+    scaled,
+    store,
+    unpack,
+)
 
 Array = npt.NDArray[Any]
 
@@ -37,6 +50,13 @@ def _copy(src: Array, dst: Array) -> None:
 
 
 @njit
+def _fills(words: Array, packed: Any, n: Any, width: Any, lanes: Any) -> bool:
+    """Whether n packed values from word ``packed`` on are sound and end where the block does."""
+    size = packed_size(words, packed, n, width, lanes)
+    return bool(size >= 0 and packed * 8 + size == len(words) * 8)
+
+
+@njit
 def _restart_row(words: Array, k: int) -> Any:
     """The row of restart k of a delta block."""
     return np.int64((words[3 + (k >> 1)] >> np.uint64((k & 1) * 32)) & np.uint64(0xFFFFFFFF))
@@ -48,7 +68,8 @@ def _restarts(words: Array, width: int, lanes: bool, n_rows: int, row: int, stop
     if len(words) < 3 or words[2] > np.uint64(n_rows):
         return False, 0, 0
     n = np.int64(words[2])
-    if 24 + (n * 4 + 7) // 8 * 8 + n * 8 + packed_bytes(n_rows, width, lanes) != len(words) * 8:
+    packed = 24 + (n * 4 + 7) // 8 * 8 + n * 8
+    if not _fills(words, packed // 8, n_rows, width, lanes):
         return False, 0, 0
     previous = -1
     k = 0
@@ -84,27 +105,62 @@ def _look_up(codes: Array, table: Array, out: Array, at: int, itemsize: int) -> 
 
 
 @njit
-def _sum_deltas(words: Array, values: int, n_restarts: int, k: int, row: int, steps: Array, value: Any) -> Any:
-    """Values in place of the steps to rows [row, row + len(steps)); ``value`` is that of the row before.
+def _running(steps: Array, value: Any, out: Array) -> Any:
+    """Sums of ``value`` and the steps so far into ``out``, which may be where the steps are; returns the last."""
+    whole = len(steps) & ~7
+    for i in range(0, whole, 8):
+        value += prefix8(steps, i, value, out, i)
+    for i in range(whole, len(steps)):
+        value += steps[i]
+        out[i] = value
+    return value
 
-    ``values`` is the word of the first restart's value, k the first restart at or after ``row``; returns the last value
-    and the first restart after these rows.
-    """
-    i, n = 0, len(steps)
-    while i < n:
-        following = min(n, _restart_row(words, k) - row if k < n_restarts else n)
-        # A view from 0 on: an index that might be negative is looked at each time.
-        run = steps[i:following]
-        for j in range(len(run)):
-            value += run[j]
-            run[j] = value
-        i = following
-        if i < n:
-            value = words[values + k]
-            steps[i] = value
-            k += 1
-            i += 1
-    return value, k
+
+@njit
+def _delta(
+    buffer: Array,
+    words: Array,
+    n_rows: int,
+    width: int,
+    lanes: bool,
+    n_restarts: int,
+    k: int,
+    row: int,
+    stop: int,
+    out: Array,
+    at: int,
+    itemsize: int,
+    scratch: Array,
+) -> None:
+    """Rows [row, stop) of a block of codec 3 that is sound, summed from its restart k: what is before ``row`` is added
+    up and not stored."""
+    values = 3 + (n_restarts + 1) // 2
+    packed, first, value = values + n_restarts, _restart_row(words, k), np.uint64(0)
+    while first < stop:
+        n = min(CHUNK, stop - first)
+        steps = scaled(buffer, words, packed, n_rows, width, lanes, words[0], words[1], first, n, scratch)
+        hidden = min(max(row - first, 0), n)
+        shown = steps[hidden:]
+        if itemsize == 8:
+            place = at + first + hidden - row
+            shown = out[place * 8 : (place + n - hidden) * 8].view(np.uint64)
+        i = 0
+        while i < n:
+            following = min(n, _restart_row(words, k) - first if k < n_restarts else n)
+            begin = max(i, min(hidden, following))
+            for step in steps[i:begin]:
+                value += step
+            # Views from 0 on: an index that might be negative is looked at each time.
+            value = _running(steps[begin:following], value, shown[begin - hidden :])
+            i = following
+            if i < n:
+                value = words[values + k]
+                if i >= hidden:
+                    shown[i - hidden] = value
+                k, i = k + 1, i + 1
+        if itemsize != 8:
+            store(shown, n - hidden, out, at + first + hidden - row, itemsize)
+        first += n
 
 
 @njit
@@ -126,15 +182,13 @@ def _raw(
 
 
 @njit
-def _decode_packed(
+def _coded(
     buffer: Array,
     words: Array,
     packed: int,
-    codec: int,
+    n_rows: int,
     width: int,
     lanes: bool,
-    n_restarts: int,
-    k: int,
     row: int,
     stop: int,
     table: Array,
@@ -143,25 +197,13 @@ def _decode_packed(
     itemsize: int,
     scratch: Array,
 ) -> bool:
-    """Rows [row, stop) of a block of codec 3 to 5 with sound sizes; False where a code is not in ``table``.
-
-    A delta block is summed from its restart k, so rows before ``row`` are decoded and not stored.
-    """
-    first, base, scale = row, np.uint64(0), np.uint64(1)
-    if codec == DELTA:
-        first, base, scale = _restart_row(words, k), words[0], words[1]
-    value = np.uint64(0)
-    while first < stop:
-        n = min(CHUNK, stop - first)
-        found = scaled(buffer, words, packed, width, lanes, base, scale, first, n, scratch)
-        if codec == DELTA:
-            value, k = _sum_deltas(words, packed - n_restarts, n_restarts, k, first, found, value)
-            skipped = max(row - first, 0)
-            if skipped < n:
-                store(found[skipped:], n - skipped, out, at + first + skipped - row, itemsize)
-        elif not _look_up(found, table, out, at + first - row, itemsize):
+    """Rows [row, stop) of codes that lie from word ``packed`` on, looked up; False where one is not in ``table``."""
+    while row < stop:
+        n = min(CHUNK, stop - row)
+        codes = unpack(buffer, words, packed, n_rows, width, lanes, row, n, scratch)
+        if not _look_up(codes, table, out, at, itemsize):
             return False
-        first += n
+        row, at = row + n, at + n
     return True
 
 
@@ -169,6 +211,7 @@ def _decode_packed(
 def _decimal(
     buffer: Array,
     words: Array,
+    n_rows: int,
     width: int,
     lanes: bool,
     row: int,
@@ -185,7 +228,7 @@ def _decimal(
     base, power = words[0] + _MAGIC_BITS, _POWERS[exponent]
     while row < stop:
         n = min(CHUNK, stop - row)
-        q = unpack(buffer, words, 2, width, lanes, row, n, scratch)
+        q = unpack(buffer, words, 2, n_rows, width, lanes, row, n, scratch)
         for i in range(n):
             q[i] += base
         number = q.view(np.float64)
@@ -228,26 +271,20 @@ def _mixed(
         return False
     n_hot, n_local = np.int64(words[0] & np.uint64(0xFFFFFFFF)), np.int64(words[0] >> np.uint64(32))
     local_width, local_lanes = np.int64(words[2]) & (LANES - 1), np.int64(words[2]) >= LANES
-    if n_local > MAX_LOCAL or n_hot > len(dictionary) or local_width > 64:
+    if n_local > MAX_LOCAL or n_hot > len(dictionary) or local_width > 64 or width > 64:
         return False
     packed = 24 + packed_bytes(n_local, local_width, local_lanes)
     if packed + packed_bytes(n_rows, width, lanes) != len(buffer):
         return False
-    local = unpack(buffer, words, 3, local_width, local_lanes, 0, n_local, room)
+    local = unpack(buffer, words, 3, n_local, local_width, local_lanes, 0, n_local, room)
     for i in range(n_local):
         local[i] += words[1]
     if n_hot == 0 or n_local == 0:
         table = local if n_hot == 0 else dictionary[:n_hot]
-        while row < stop:
-            n = min(CHUNK, stop - row)
-            codes = unpack(buffer, words, packed // 8, width, lanes, row, n, scratch)
-            if not _look_up(codes, table, out, at, itemsize):
-                return False
-            row, at = row + n, at + n
-        return True
+        return _coded(buffer, words, packed // 8, n_rows, width, lanes, row, stop, table, out, at, itemsize, scratch)
     while row < stop:
         n = min(CHUNK, stop - row)
-        codes = unpack(buffer, words, packed // 8, width, lanes, row, n, scratch)
+        codes = unpack(buffer, words, packed // 8, n_rows, width, lanes, row, n, scratch)
         largest = np.uint64(0)
         for i in range(n):
             largest = max(largest, codes[i])
@@ -259,6 +296,45 @@ def _mixed(
             hot, cold = dictionary[min(code, n_hot - 1)], local[max(code, n_hot) - n_hot]
             codes[i] = hot if code < n_hot else cold
         store(codes, n, out, at, itemsize)
+        row, at = row + n, at + n
+    return True
+
+
+@njit
+def _marked(
+    buffer: Array,
+    words: Array,
+    width: int,
+    lanes: bool,
+    n_rows: int,
+    row: int,
+    stop: int,
+    dictionary: Array,
+    out: Array,
+    at: int,
+    itemsize: int,
+    scratch: Array,
+    room: Array,
+) -> bool:
+    """Codec 13: rows [row, stop)."""
+    own, own_width, own_lanes, begin, packed = open_marked(words, n_rows)
+    if own < 0 or not _fills(words, packed, n_rows - own, width, lanes):
+        return False
+    bitmap, one = words[2:begin], np.uint64(1)
+    while row < stop:
+        n = min(CHUNK, stop - row)
+        first = ones(bitmap, row)
+        held = ones(bitmap, row + n) - first
+        codes = unpack(buffer, words, packed, n_rows - own, width, lanes, row - first, n - held, scratch)
+        if not _look_up(codes, dictionary, scratch.view(np.uint8), 0, 8):
+            return False
+        mine = scaled(buffer, words, begin, own, own_width, own_lanes, words[1], one, first, held, room)
+        if itemsize == 8:
+            merge(bitmap, row, scratch, mine, out[at * 8 : (at + n) * 8].view(np.uint64))
+        else:
+            both = room[CHUNK + 8 : 2 * CHUNK + 8][:n]
+            merge(bitmap, row, scratch, mine, both)
+            store(both, n, out, at, itemsize)
         row, at = row + n, at + n
     return True
 
@@ -349,42 +425,34 @@ def _decode_plain(
         return True
     if codec == MIXED:
         return _mixed(buffer, words, width, lanes, n_rows, row, stop, dictionary, out, at, itemsize, scratch, room)
-    n_restarts, k = 0, 0
-    packed = length - packed_bytes(n_rows, width, lanes)
-    table = dictionary
+    if codec == MARKED:
+        return _marked(buffer, words, width, lanes, n_rows, row, stop, dictionary, out, at, itemsize, scratch, room)
     if codec == PACKED:
-        if packed != 16:
+        if not _fills(words, 2, n_rows, width, lanes):
             return False
-        affine(buffer, words, 2, width, lanes, words[0], words[1], row, stop, out, at, itemsize, scratch)
+        affine(buffer, words, 2, n_rows, width, lanes, words[0], words[1], row, stop, out, at, itemsize, scratch)
         return True
     if codec == DECIMAL:
-        return packed == 16 and _decimal(buffer, words, width, lanes, row, stop, out, at, itemsize, scratch)
+        return _fills(words, 2, n_rows, width, lanes) and _decimal(
+            buffer, words, n_rows, width, lanes, row, stop, out, at, itemsize, scratch
+        )
     if codec == DELTA:
         sound, n_restarts, k = _restarts(words, width, lanes, n_rows, row, stop)
         if not sound:
             return False
-    elif codec == LOCAL:
-        if length < 8 or words[0] > np.uint64(length // 8) or packed != 8 + 8 * np.int64(words[0]):
+        _delta(buffer, words, n_rows, width, lanes, n_restarts, k, row, stop, out, at, itemsize, scratch)
+        return True
+    packed: Any = 0
+    table = dictionary
+    if codec == LOCAL:
+        if length < 8 or words[0] > np.uint64(length // 8):
             return False
-        table = words[1 : packed // 8]
-    elif codec != DICTIONARY or packed != 0:
+        packed = 1 + np.int64(words[0])
+        table = words[1:packed]
+    elif codec != DICTIONARY:
         return False
-    return _decode_packed(
-        buffer,
-        words,
-        packed // 8,
-        codec,
-        width,
-        lanes,
-        n_restarts,
-        k,
-        row,
-        stop,
-        table,
-        out,
-        at,
-        itemsize,
-        scratch,
+    return _fills(words, packed, n_rows, width, lanes) and _coded(
+        buffer, words, packed, n_rows, width, lanes, row, stop, table, out, at, itemsize, scratch
     )
 
 
@@ -523,7 +591,7 @@ def decode_fixed(
         out_pos,
         flat,
         out.itemsize,
-        np.empty(CHUNK + 8, np.uint64),
+        np.empty(SCRATCH, np.uint64),
         np.empty(MAX_LOCAL + 8, np.uint64),
     )
     return found

@@ -17,11 +17,25 @@ from numba.np.numpy_support import carray
 from thinrow.core.buffers import Buffers
 from thinrow.kernels.numba.intrinsics import pointer
 from thinrow.kernels.numba.jit import njit
-from thinrow.kernels.numba.unpack import CHUNK, LANES, MAX_LOCAL, affine, in_bounds, packed_bytes, store
+from thinrow.kernels.numba.nested import merge, open_marked
+from thinrow.kernels.numba.unpack import (
+    CHUNK,
+    LANES,
+    MAX_LOCAL,
+    PATCHED,
+    SCRATCH,
+    affine,
+    in_bounds,
+    ones,
+    packed_bytes,
+    packed_size,
+    store,
+    unpack,
+)
 
 Array = npt.NDArray[Any]
 
-ZERO, CONSTANT, DICTIONARY, LOCAL, MIXED = 0, 1, 4, 5, 12
+ZERO, CONSTANT, DICTIONARY, LOCAL, MIXED, MARKED = 0, 1, 4, 5, 12, 13
 #: Codes are int32.
 MAX_WORDS = (1 << 31) - 1
 #: Codes of more bits are decoded as values: no writer needs them.
@@ -34,11 +48,19 @@ def _layout(words: Array, codec: Any, width: Any, lanes: Any, rows: int, held: A
     segment dictionary, words of its own, word at which its codes begin)."""
     bad = True, False, 0, 0, 0
     length = len(words) * 8
-    codes = packed_bytes(rows, width, lanes)
-    if width > MAX_CODE_BITS or (codec != DICTIONARY and codec != LOCAL and codec != MIXED):
+    if (codec != DICTIONARY and codec != LOCAL and codec != MIXED and codec != MARKED) or (
+        width > MAX_CODE_BITS and (width != PATCHED or (codec != DICTIONARY and codec != MARKED))
+    ):
         return False, True, 0, 0, 0
     if codec == DICTIONARY:
-        return True, codes == length, held, 0, 0
+        return True, packed_size(words, 0, rows, width, lanes) == length, held, 0, 0
+    if codec == MARKED:
+        own, _, _, _, packed = open_marked(words, rows)
+        if own < 0:
+            return bad
+        codes = packed_size(words, packed, rows - own, width, lanes)
+        return True, codes >= 0 and 8 * packed + codes == length, held, own, packed
+    codes = packed_bytes(rows, width, lanes)
     if codec == LOCAL:
         if length < 8 or words[0] > np.uint64(length // 8):
             return bad
@@ -107,6 +129,50 @@ def _shift(codes: Array, hot_end: Any, end: Any, shift: Any) -> bool:
 
 
 @njit
+def _marked_codes(
+    buffer: Array,
+    words: Array,
+    packed: Any,
+    bits: Any,
+    lanes: Any,
+    codec: Any,
+    rows: int,
+    row: int,
+    stop: int,
+    held: Any,
+    offset: Any,
+    first: Any,
+    out: Array,
+    scratch: Array,
+    room: Array,
+) -> bool:
+    """Codes of rows [row, stop) of a block of codec 13, or of codec 4 with patches, which is sound; ``first`` is the
+    code of its first own word. False where a code is ``held`` or more."""
+    own = np.int64(words[0] & np.uint64(0xFFFFFFFF)) if codec == MARKED else np.int64(0)
+    bitmap, flat, at = words[2 : 2 + ((rows + 63) >> 6)], out.view(np.uint8), 0
+    while row < stop:
+        n = min(CHUNK, stop - row)
+        begin = ones(bitmap, row) if own > 0 else np.int64(0)
+        marked = ones(bitmap, row + n) - begin if own > 0 else np.int64(0)
+        found = unpack(buffer, words, packed, rows - own, bits, lanes, row - begin, n - marked, scratch)
+        largest = np.uint64(0)
+        for i in range(len(found)):
+            largest = max(largest, found[i])
+            found[i] += np.uint64(offset)
+        if len(found) > 0 and largest >= np.uint64(held):
+            return False
+        if own > 0:
+            for i in range(marked):
+                room[i] = first + begin + i
+            both = room[CHUNK + 8 : 2 * CHUNK + 8][:n]
+            merge(bitmap, row, found, room, both)
+            found = both
+        store(found, n, flat, at, 4)
+        row, at = row + n, at + n
+    return True
+
+
+@njit
 def _decode(
     address: Array,
     source_size: Array,
@@ -128,6 +194,7 @@ def _decode(
     out: Array,
     itemsize: int,
     scratch: Array,
+    spare: Array,
 ) -> int:
     room, flat = len(tail) // itemsize, out.view(np.uint8)
     one: Any = np.uint64(1)
@@ -138,7 +205,7 @@ def _decode(
         if at < 0 or at > len(out) or stop - row > len(out) - at or first < 0 or first > room:
             return i
         held, offset = np.int64(0), np.int64(0)
-        if len(dict_n) > 0 and (codec[b] == DICTIONARY or codec[b] == MIXED):
+        if len(dict_n) > 0 and (codec[b] == DICTIONARY or codec[b] == MIXED or codec[b] == MARKED):
             held, offset = dict_n[b], dict_off[b]
         if held < 0 or offset < 0 or offset > n_words or held > n_words - offset:
             return i
@@ -165,10 +232,23 @@ def _decode(
                 store(words[1 : 1 + own], own, tail, first, itemsize)
             else:
                 own_bits: Any = np.int64(words[2]) & (LANES - 1)
-                own_lanes = np.int64(words[2]) >= LANES
-                affine(buffer, words, 3, own_bits, own_lanes, words[1], one, 0, own, tail, first, itemsize, scratch)
+                own_lanes: Any = np.int64(words[2]) >= LANES
+                at_word: Any = 3
+                if codec[b] == MARKED:
+                    _, own_bits, own_lanes, at_word, _ = open_marked(words, rows)
+                affine(
+                    buffer, words, at_word, own, own_bits, own_lanes, words[1], one, 0, own, tail, first, itemsize,
+                    scratch,
+                )  # fmt: skip
+        if codec[b] == MARKED or bits == PATCHED:
+            if not _marked_codes(
+                buffer, words, packed, bits, lanes, codec[b], rows, row, stop, held, offset, n_words + first, mine,
+                scratch, spare,
+            ):  # fmt: skip
+                return i
+            continue
         base = offset if hot > 0 else n_words + first
-        affine(buffer, words, packed, bits, lanes, np.uint64(base), one, row, stop, flat, at, 4, scratch)
+        affine(buffer, words, packed, rows, bits, lanes, np.uint64(base), one, row, stop, flat, at, 4, scratch)
         shift = n_words + first - offset if hot > 0 else hot
         if not _shift(mine, np.uint32(base + hot), np.uint32(base + hot + own), np.uint32((shift - hot) & 0xFFFFFFFF)):
             return i
@@ -277,6 +357,7 @@ def decode_codes(
         tail.view(np.uint8),
         out.view(np.uint32),
         tail.itemsize,
-        np.empty(CHUNK + 8, np.uint64),
+        np.empty(SCRATCH, np.uint64),
+        np.empty(SCRATCH, np.uint64),
     )
     return found

@@ -11,41 +11,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.kernels.numba.encode_packed import (
+    LANES,
+    LANES_FROM,
+    N_LENGTHS,
+    NEVER,
+    NO_CODE,
+    fit,
+    fit_affine,
+    fit_codes,
+    fit_delta,
+    pack,
+    pack_marked,
+    packed_bytes,
+)
+from thinrow.kernels.numba.intrinsics import bit_length
 from thinrow.kernels.numba.jit import njit
 
 Array = npt.NDArray[Any]
 
 ZERO, CONSTANT, PACKED, DELTA, DICTIONARY, LOCAL, RAW = 0, 1, 2, 3, 4, 5, 6
-DECIMAL, MIXED = 11, 12
-#: Code of a word that the segment dictionary does not hold.
-NO_CODE = 0xFFFFFFFF
+DECIMAL, MIXED, MARKED = 11, 12, 13
 _BUCKETS = 8 + 4 * 28
 #: Powers of ten that codec 11 divides by, and the bound of what is divided: integers below it are exact as floats.
 _POWERS, _MOST = np.array([10.0**e for e in range(16)]), 2.0**51
 
-#: Flag of a block's width: its packed values lie in lanes. So do those of stripes of this many rows or more.
-LANES, LANES_FROM = 0x80, 64
 #: Codes must save a byte for so many values, half a bit each: a look-up takes as long as all else.
 CODE_MARGIN = 16
 #: Most words of a local dictionary: they are sorted by insertion.
 MAX_LOCAL = 4096
-
-
-@njit
-def _bits(value: Any) -> int:
-    """Bits that ``value`` (uint64) needs; 0 for 0."""
-    n = 0
-    while value:
-        value >>= np.uint64(1)
-        n += 1
-    return n
-
-
-@njit
-def _packed_bytes(n: int, width: int) -> int:
-    if n >= LANES_FROM:
-        return ((n + 7) // 8 * width + 63) // 64 * 64
-    return ((n * width + 63) // 64 + 1) * 8
 
 
 @njit
@@ -73,7 +67,7 @@ def _plan_affine(words: Array, start: int, stop: int) -> Any:
         scale = _gcd(words[r] - base, scale)
     if reach == np.uint64(0):
         return base, np.uint64(1), 0, reach
-    return base, scale, _bits(reach // scale), reach
+    return base, scale, bit_length(reach // scale), reach
 
 
 @njit
@@ -104,7 +98,7 @@ def _plan_delta(words: Array, start: int, stop: int, restarts: Array, at: int) -
             k += 1
             continue
         scale = _gcd(words[r] - words[r - 1] - base, scale)
-    return base, scale, _bits(reach // scale), n_restarts
+    return base, scale, bit_length(reach // scale), n_restarts
 
 
 @njit
@@ -131,7 +125,7 @@ def _distinct(
 
 @njit
 def _local_bytes(n: int, distinct: int) -> int:
-    return 8 + 8 * distinct + _packed_bytes(n, _bits(np.uint64(distinct - 1)))
+    return 8 + 8 * distinct + packed_bytes(n, bit_length(np.uint64(distinct - 1)))
 
 
 @njit
@@ -145,9 +139,9 @@ def _is_decimal(value: Any, power: Any, kind: int) -> Any:
 
 
 @njit
-def _plan_decimal(words: Array, floats: Array, start: int, stop: int, kind: int) -> Any:
-    """(exponent, base, width) of ``(base + q) / 10^exponent``, bit for bit; exponent -1 where there is none."""
-    none, e = (-1, np.uint64(0), 0), 0
+def _plan_decimal(words: Array, floats: Array, start: int, stop: int, kind: int, lengths: Array) -> Any:
+    """(exponent, base, width, bytes packed) of ``(base + q) / 10^exponent``, bit for bit; or exponent -1."""
+    none, e = (-1, np.uint64(0), 0, 0), 0
     for r in range(start, stop):
         # No integer is -0.0.
         if floats[r] == 0.0 and words[r] != np.uint64(0):
@@ -163,7 +157,11 @@ def _plan_decimal(words: Array, floats: Array, start: int, stop: int, kind: int)
             return none
         q = np.int64(np.rint(floats[r] * _POWERS[e]))
         low, high = min(low, q), max(high, q)
-    return e, np.uint64(low), _bits(np.uint64(high) - np.uint64(low))
+    lengths[:] = 0
+    for r in range(start, stop):
+        lengths[bit_length(np.uint64(np.int64(np.rint(floats[r] * _POWERS[e])) - low))] += 1
+    size, width, _, _ = fit(lengths, stop - start)
+    return e, np.uint64(low), width, size
 
 
 @njit
@@ -171,7 +169,7 @@ def _bucket(code: Any) -> Any:
     """Bucket of a code: one each below 8, then four from each power of two to the next."""
     if code < 8:
         return code
-    b = _bits(np.uint64(code))
+    b = bit_length(np.uint64(code))
     return 8 + (b - 4) * 4 + ((code >> (b - 3)) & 3)
 
 
@@ -183,7 +181,7 @@ def _bound(bucket: int) -> int:
 
 @njit
 def _mixed_bytes(n: int, hot: int, local: int, local_width: int) -> int:
-    return 24 + _packed_bytes(local, local_width) + _packed_bytes(n, _bits(np.uint64(hot + local - 1)))
+    return 24 + packed_bytes(local, local_width) + packed_bytes(n, bit_length(np.uint64(hot + local - 1)))
 
 
 @njit
@@ -253,7 +251,7 @@ def _plan(
     slot_word: Array,
     found: Array,
 ) -> None:
-    piece = 0
+    piece, lengths = 0, np.zeros(N_LENGTHS, np.int64)
     for s in range(len(codec)):
         start, stop = stripe_offsets[s], stripe_offsets[s + 1]
         n = stop - start
@@ -267,44 +265,48 @@ def _plan(
             if a != np.uint64(0):
                 codec[s], size[s] = CONSTANT, 8
             continue
-        codec[s], size[s] = PACKED, 16 + _packed_bytes(n, w)
+        row_words = words[start:stop]
+        other, bits = fit_affine(row_words, a, b, w, kind > 0, lengths)
+        codec[s], size[s], width[s] = PACKED, 16 + other, bits
         cost, margin = size[s], n // CODE_MARGIN
-        other = 24 + (n_restarts * 4 + 7) // 8 * 8 + n_restarts * 8 + _packed_bytes(n, v)
+        other, bits = fit_delta(row_words, d, e, v, w, restarts[piece - n_restarts : piece], start, lengths)
+        other += 24 + (n_restarts * 4 + 7) // 8 * 8 + n_restarts * 8
         if other < cost:
-            codec[s], size[s], base[s], scale[s], width[s] = DELTA, other, d, e, v
+            codec[s], size[s], base[s], scale[s], width[s] = DELTA, other, d, e, bits
             cost = other
+        coded, coded_bits, lacking = NEVER, 0, 0
         if n_words > 0:
-            largest = np.uint64(0)
-            for r in range(start, stop):
-                largest = max(largest, np.uint64(codes[r]))
-            other = _packed_bytes(n, _bits(largest))
-            if other + margin < cost and largest < NO_CODE:
-                codec[s], size[s], width[s] = DICTIONARY, other, _bits(largest)
-                cost = other + margin
+            coded, coded_bits, lacking = fit_codes(codes[start:stop], bit_length(reach), lengths)
+            if lacking == 0 and coded + margin < cost:
+                codec[s], size[s], width[s] = DICTIONARY, coded, coded_bits
+                cost = coded + margin
         raw = (n * itemsize + 7) // 8 * 8
         # A local dictionary that costs as much as raw would win the tie by its lower id.
         limit = min(cost, raw + 1) - margin
         distinct = _distinct(words, start, stop, limit, s, slot_stamp, slot_word, found)
         if distinct >= 0:
-            codec[s], size[s], width[s] = LOCAL, _local_bytes(n, distinct), _bits(np.uint64(distinct - 1))
+            codec[s], size[s], width[s] = LOCAL, _local_bytes(n, distinct), bit_length(np.uint64(distinct - 1))
             cost = size[s] + margin
         if raw < cost:
             codec[s], size[s], width[s] = RAW, raw, itemsize * 8
             cost = raw
         if kind > 0:
-            exponent, c, u = _plan_decimal(words, floats, start, stop, kind)
-            if exponent >= 0 and 16 + _packed_bytes(n, u) < cost:
-                codec[s], size[s], width[s] = DECIMAL, 16 + _packed_bytes(n, u), u
+            exponent, c, u, other = _plan_decimal(words, floats, start, stop, kind, lengths)
+            if exponent >= 0 and 16 + other < cost:
+                codec[s], size[s], width[s] = DECIMAL, 16 + other, u
                 cost = size[s]
                 base[s], scale[s] = c, exponent | kind << 8
         stamp = len(codec) + s
         other, hot, own = _plan_mixed(
-            words, start, stop, codes, n_words, _bits(reach), cost - margin, stamp, slot_stamp, slot_word
+            words, start, stop, codes, n_words, bit_length(reach), cost - margin, stamp, slot_stamp, slot_word
         )
         if other < cost - margin:
-            codec[s], size[s], width[s] = MIXED, other, _bits(np.uint64(hot + own - 1))
+            codec[s], size[s], width[s] = MIXED, other, bit_length(np.uint64(hot + own - 1))
             base[s], scale[s] = a, hot
-        if n >= LANES_FROM and codec[s] != RAW:
+            cost = other + margin
+        if lacking > 0 and coded + margin < cost:
+            codec[s], size[s], width[s], base[s], scale[s] = MARKED, coded, coded_bits, a, lacking
+        if n - (lacking if codec[s] == MARKED else 0) >= LANES_FROM and codec[s] != RAW:
             width[s] |= LANES
 
 
@@ -325,7 +327,7 @@ def _floats(words: Array, kind: int) -> Array:
 def plan_blocks(
     words: Array, kind: int, stripe_offsets: Array, restarts: Array, itemsize: int, codes: Array, n_words: int
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """The smallest plain block (codecs 0 to 6, 11 and 12) of each stripe; ties go to the lower codec.
+    """The smallest plain block (codecs 0 to 6, 11 to 13) of each stripe; ties go to the lower codec.
 
     Args:
         words: (R,) uint64.
@@ -450,44 +452,11 @@ def _write_mixed(
     _ranks(q, table, q)
     for r in range(start, stop):
         q[r - start] = codes[r] if hot > 0 and codes[r] < hot else q[r - start] + np.uint64(hot)
-    width = _bits(reach)
+    width = bit_length(reach)
     out[0], out[1] = np.uint64(hot) | np.uint64(n) << np.uint64(32), base
     out[2] = width | LANES if n >= LANES_FROM else width
-    _pack(table, np.int64(out[2]), out[3:])
-    return 3 + _packed_bytes(n, width) // 8
-
-
-@njit
-def _pack(q: Array, width: Any, out: Array) -> None:
-    """The low ``width`` bits of each number into ``out`` (uint64, zeros): in lanes where the width says so, else one
-    after another."""
-    lanes = (width & LANES) != 0
-    width &= LANES - 1
-    if width == 0:
-        return
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
-    if lanes:
-        for r in range(len(q)):
-            bit = (r >> 3) * width
-            at, used = (bit >> 6) * 8 + (r & 7), bit & 63
-            out[at] |= (q[r] & mask) << np.uint64(used)
-            if used + width > 64:
-                out[at + 8] |= (q[r] & mask) >> np.uint64(64 - used)
-        return
-    at, used = 0, 0
-    word = np.uint64(0)
-    for r in range(len(q)):
-        value = q[r] & mask
-        word |= value << np.uint64(used)
-        used += width
-        if used >= 64:
-            out[at] = word
-            at += 1
-            used -= 64
-            # What did not fit; a shift by 64 is undefined.
-            word = value >> np.uint64(width - used) if used > 0 else np.uint64(0)
-    if used > 0:
-        out[at] = word
+    pack(table, np.int64(out[2]), out[3:])
+    return 3 + packed_bytes(n, width) // 8
 
 
 @njit
@@ -527,6 +496,8 @@ def _write(
             packed = _write_mixed(
                 words, start, stop, codes, np.int64(scale[s]), base[s], s, out, q, slot_stamp, slot_word, found
             )
+        elif kind == MARKED:
+            packed, q = pack_marked(words[start:stop], codes[start:stop], base[s], out, q)
         elif kind == DECIMAL:
             power = _POWERS[scale[s] & np.uint64(0xFF)]
             out[0], out[1], packed = base[s], scale[s], 2
@@ -550,7 +521,7 @@ def _write(
                     piece += 1
                 packed = _delta_header(words, start, stop, restarts, piece, out)
             _quotients(words[start:stop], kind, base[s], scale[s], restarts[piece:], start, q)
-        _pack(q, np.int64(width[s]), out[packed:])
+        pack(q, np.int64(width[s]), out[packed:])
 
 
 def write_blocks(

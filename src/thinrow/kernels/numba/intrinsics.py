@@ -7,6 +7,7 @@ own: any processor runs them.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -52,6 +53,104 @@ def load64(typingctx: Any, data: Any, offset: Any) -> Any:
     return types.uint64(data, types.intp), emit
 
 
+@intrinsic
+def bit_length(typingctx: Any, value: Any) -> Any:
+    """Bits that a uint64 needs; 0 for 0."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        zeros = builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
+        return builder.sub(ir.Constant(ir.IntType(64), 64), zeros)
+
+    return types.intp(types.uint64), emit
+
+
+@intrinsic
+def popcount(typingctx: Any, value: Any) -> Any:
+    """Ones of a uint64."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.intp(types.uint64), emit
+
+
+_EIGHT, _MASK = ir.VectorType(ir.IntType(64), 8), ir.VectorType(ir.IntType(1), 8)
+
+
+def _function(builder: Any, name: str, kind: Any) -> Any:
+    return builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+
+
+def _expanded(context: Any, builder: Any, kind: Any, array: Any, at: Any, mask: Any) -> Any:
+    """Words of ``array`` from ``at`` on, one after another, in the lanes of ``mask``; 0 in the others. Nothing else is
+    read."""
+    base = context.make_array(kind)(context, builder, array).data
+    source = builder.bitcast(builder.gep(base, [at]), ir.IntType(64).as_pointer())
+    load = _function(builder, "llvm.masked.expandload.v8i64", ir.FunctionType(_EIGHT, [source.type, _MASK, _EIGHT]))
+    return builder.call(load, [source, mask, ir.Constant(_EIGHT, None)])
+
+
+def _mask_of(builder: Any, bits: Any) -> Any:
+    return builder.bitcast(builder.trunc(bits, ir.IntType(8)), _MASK)
+
+
+def _put(context: Any, builder: Any, kind: Any, array: Any, at: Any, value: Any) -> None:
+    base = context.make_array(kind)(context, builder, array).data
+    builder.store(value, builder.bitcast(builder.gep(base, [at]), _EIGHT.as_pointer())).align = 8
+
+
+@intrinsic
+def expand8(typingctx: Any, bits: Any, words: Any, at: Any, base: Any, out: Any, to: Any) -> Any:
+    """``out[to:to + 8]``: ``base`` where one of the low eight ``bits`` is 0, else plus the next of ``words[at:]``."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = _expanded(context, builder, signature.args[1], args[1], args[2], _mask_of(builder, args[0]))
+        _put(context, builder, signature.args[4], args[4], args[5], builder.add(value, _splat(builder, args[3])))
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, words, types.intp, types.uint64, out, types.intp), emit
+
+
+@intrinsic
+def merge8(typingctx: Any, bits: Any, zeros: Any, at: Any, ones: Any, place: Any, out: Any, to: Any) -> Any:
+    """``out[to:to + 8]``: the next of ``zeros[at:]`` where one of the low eight ``bits`` is 0, else of
+    ``ones[place:]``."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kinds = signature.args
+        low = _expanded(context, builder, kinds[1], args[1], args[2], _mask_of(builder, builder.not_(args[0])))
+        high = _expanded(context, builder, kinds[3], args[3], args[4], _mask_of(builder, args[0]))
+        _put(context, builder, kinds[5], args[5], args[6], builder.or_(low, high))
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, zeros, types.intp, ones, types.intp, out, types.intp), emit
+
+
+@intrinsic
+def prefix8(typingctx: Any, words: Any, at: Any, value: Any, out: Any, to: Any) -> Any:
+    """``out[to:to + 8]``: ``value`` plus the running sums of ``words[at:at + 8]``; returns their sum. What follows
+    waits for the sum alone."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        base = context.make_array(signature.args[0])(context, builder, args[0]).data
+        sums = builder.load(builder.bitcast(builder.gep(base, [args[1]]), _EIGHT.as_pointer()))
+        sums.align = 8
+        for step in (1, 2, 4):
+            places = ir.Constant(ir.VectorType(ir.IntType(32), 8), [max(i - step, -1) % 16 for i in range(8)])
+            moved = builder.shuffle_vector(sums, ir.Constant(_EIGHT, None), places)
+            sums = builder.add(sums, moved)
+        _put(context, builder, signature.args[3], args[3], args[4], builder.add(sums, _splat(builder, args[2])))
+        return builder.extract_element(sums, ir.Constant(ir.IntType(32), 7))
+
+    return types.uint64(words, types.intp, types.uint64, out, types.intp), emit
+
+
+def _splat(builder: Any, value: Any) -> Any:
+    none = ir.Constant(_EIGHT, ir.Undefined)
+    first = builder.insert_element(none, value, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8))
+
+
 def _lane_store(bits: int) -> Any:
     """Compiles ``store(words, row, next_row, shift, mask, base, scale, out, at)``: ``base + q * scale`` of the eight
     values q that lie at bit ``shift`` of the words ``row`` to ``row + 8`` (and go on in ``next_row``), cut to ``bits``
@@ -71,7 +170,7 @@ def _lane_store(bits: int) -> Any:
         at: Any,
     ) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            word, lanes = ir.IntType(64), ir.VectorType(ir.IntType(64), 8)
+            lanes = _EIGHT
             source = context.make_array(signature.args[0])(context, builder, args[0]).data
             target = context.make_array(signature.args[7])(context, builder, args[7]).data
 
@@ -80,15 +179,10 @@ def _lane_store(bits: int) -> Any:
                 value.align = 8
                 return value
 
-            def splat(value: Any) -> Any:
-                none = ir.Constant(lanes, ir.Undefined)
-                first = builder.insert_element(none, value, ir.Constant(ir.IntType(32), 0))
-                return builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8))
-
-            # Two shifts to the left, because a shift by 64 is undefined.
-            rest = builder.sub(ir.Constant(word, 63), args[3])
-            high = builder.shl(builder.shl(load(args[2]), splat(ir.Constant(word, 1))), splat(rest))
-            value = builder.and_(builder.or_(builder.lshr(load(args[1]), splat(args[3])), high), splat(args[4]))
+            splat = partial(_splat, builder)
+            funnel = _function(builder, "llvm.fshr.v8i64", ir.FunctionType(lanes, [lanes] * 3))
+            value = builder.call(funnel, [load(args[2]), load(args[1]), splat(args[3])])
+            value = builder.and_(value, splat(args[4]))
             value = builder.add(builder.mul(value, splat(args[6])), splat(args[5]))
             kind = ir.VectorType(ir.IntType(bits), 8)
             if bits < 64:

@@ -1,4 +1,5 @@
-"""Blocks around a block (codecs 8 to 10 of docs/format/archive-v2.md): runs, and rows that have values of their own.
+"""Blocks around a block (codecs 8 to 10 of docs/format/archive-v2.md): runs, and rows that have values of their own;
+and codec 13, which is of two parts.
 
 Worked example: rows ``[7, 7, 7, 9]`` are the runs ``[7, 9]``, whose last rows are 2 and 3. Decoded, the runs stand at
 the beginning of the output, ``[7, 9, ., .]``; ``spread`` fills it from its end: ``[7, 7, 7, 9]``.
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.kernels.numba.intrinsics import merge8, popcount
 from thinrow.kernels.numba.jit import njit
-from thinrow.kernels.numba.unpack import LANES, one, ones, packed_bytes
+from thinrow.kernels.numba.unpack import LANES, PATCHED, bits_from, bits_sound, one, ones, packed_bytes
 
 Array = npt.NDArray[Any]
 
-RAW, RUNS, ABSENT, DECIMAL, MIXED = 6, 8, 10, 11, 12
+RAW, RUNS, ABSENT, DECIMAL, MIXED, MARKED = 6, 8, 10, 11, 12, 13
 
 
 @njit
@@ -28,8 +30,10 @@ def open_nested(words: Array, is_runs: bool, n_rows: int, row: int, stop: int) -
         return False, 0, 0, 0, 0
     head = words[at]
     n, kind = np.int64(head & np.uint64(0xFFFFFFFF)), np.int64((head >> np.uint64(32)) & np.uint64(0xFF))
-    bits = np.int64((head >> np.uint64(40)) & np.uint64(LANES - 1))
-    if n > n_rows or bits > 64 or (kind > RAW and kind != DECIMAL and kind != MIXED):
+    width = np.int64((head >> np.uint64(40)) & np.uint64(0xFF))
+    if n > n_rows or (kind > RAW and (kind < DECIMAL or kind > MARKED)):
+        return False, 0, 0, 0, 0
+    if (width & (LANES - 1)) > 64 and width != (PATCHED | LANES):
         return False, 0, 0, 0, 0
     if is_runs:
         sound, inner, first, last = _open_runs(words, n, n_rows, row, stop)
@@ -38,8 +42,7 @@ def open_nested(words: Array, is_runs: bool, n_rows: int, row: int, stop: int) -
     if (head >> np.uint64(48)) != 0 or inner > len(words):
         return False, 0, 0, 0, 0
     bitmap = words[2:inner]
-    sound = ones(bitmap, n_rows) == n and ones(bitmap, len(bitmap) * 64) == n
-    return sound, inner, n, ones(bitmap, row), ones(bitmap, stop)
+    return bits_sound(bitmap, n_rows, n), inner, n, ones(bitmap, row), ones(bitmap, stop)
 
 
 @njit
@@ -91,3 +94,40 @@ def spread(target: Array, words: Array, codec: int, row: int, first: int, last: 
         bit = np.int64((words[2 + ((row + i) >> 6)] >> np.uint64((row + i) & 63)) & np.uint64(1))
         j -= bit
         target[i] = np.uint64(target[max(j, 0)]) if bit else fill
+
+
+@njit
+def open_marked(words: Array, n_rows: Any) -> Any:
+    """Of a block of codec 13: words of its own (-1 where the head, the bits or their place are not sound), their width,
+    whether they lie in lanes, the word at which they begin, and that at which the codes do."""
+    bad = np.int64(-1), np.int64(0), False, np.int64(0), np.int64(0)
+    begin = 2 + ((n_rows + 63) >> 6)
+    if len(words) < begin or (words[0] >> np.uint64(40)) != 0:
+        return bad
+    own, own_width = np.int64(words[0] & np.uint64(0xFFFFFFFF)), np.int64((words[0] >> np.uint64(32)) & np.uint64(0xFF))
+    lanes = own_width >= LANES
+    own_width &= LANES - 1
+    if own > n_rows or own_width > 64 or not bits_sound(words[2:begin], n_rows, own):
+        return bad
+    packed = begin + packed_bytes(own, own_width, lanes) // 8
+    return (own, own_width, lanes, begin, packed) if packed <= len(words) else bad
+
+
+@njit
+def merge(bitmap: Array, row: int, zeros: Array, marked: Array, out: Array) -> None:
+    """The next of ``zeros`` or of ``marked``, as the bits from ``row`` on say."""
+    n, at, place = len(out), 0, 0
+    for i in range(0, n, 64):
+        word = bits_from(bitmap, row + i)
+        for j in range(i, min(i + 64, n) - 7, 8):
+            merge8(word, zeros, at, marked, place, out, j)
+            held = popcount(word & np.uint64(0xFF))
+            at, place = at + 8 - held, place + held
+            word >>= np.uint64(8)
+    for j in range(n & ~7, n):
+        bit: Any = np.int64(bits_from(bitmap, row + j) & np.uint64(1))
+        if bit:
+            out[j] = marked[place]
+        else:
+            out[j] = zeros[at]
+        at, place = at + 1 - bit, place + bit

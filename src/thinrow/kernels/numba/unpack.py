@@ -1,7 +1,8 @@
-"""Packed values (docs/format/archive-v2.md, 4): in lanes or in a bit string, all of a range or one.
+"""Packed values (docs/format/archive-v2.md, 4): in lanes or in a bit string, with patches, all of a range or one.
 
 Worked example: values 5, 6, 7 of 3 bits are the bit string ``0b111110101`` in one word, and
-``one(words, 0, 3, False, 1)`` is 6.
+``one(words, 0, 3, False, 1)`` is 6. Of 64 values of 3 bits, one of which is 5 + (9 << 3), the low 3 bits lie in lanes
+(64 bytes), and a patch adds 9, of 4 bits, shifted by 3, to its row.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.kernels.numba.intrinsics import load64, store8, store16, store32, store64
+from thinrow.kernels.numba.intrinsics import (
+    expand8,
+    load64,
+    popcount,
+    store8,
+    store16,
+    store32,
+    store64,
+)
 from thinrow.kernels.numba.jit import njit
 
 Array = npt.NDArray[Any]
@@ -20,11 +29,15 @@ Array = npt.NDArray[Any]
 MAX_ONE_LOAD = 57
 #: Flag of a block's width: its packed values lie in lanes.
 LANES = 0x80
+#: Width, without that flag, of packed values that have patches: it is told by their head.
+PATCHED = 127
 MAX_ROWS = 1 << 31
 #: Most words that stand in a block of codec 12.
 MAX_LOCAL = 4096
-#: Values that go through a scratch array at once, which has room for 8 more.
+#: Values that go through a scratch array at once. It has room for twice as many and 16: those with patches go through
+#: it twice.
 CHUNK = 512
+SCRATCH = 2 * CHUNK + 16
 
 
 @njit
@@ -48,8 +61,14 @@ def in_bounds(
     limit = source_size[where]
     if begin < 0 or begin > limit or (begin & 7) != 0 or length < 0 or length > limit - begin or (length & 7) != 0:
         return False
+    bits = width[b] & (LANES - 1)
     return bool(
-        rows >= 0 and rows <= MAX_ROWS and row >= 0 and row <= stop and stop <= rows and (width[b] & (LANES - 1)) <= 64
+        rows >= 0
+        and rows <= MAX_ROWS
+        and row >= 0
+        and row <= stop
+        and stop <= rows
+        and (bits <= 64 or width[b] == (PATCHED | LANES))
     )
 
 
@@ -58,6 +77,156 @@ def packed_bytes(n: Any, width: Any, lanes: Any) -> Any:
     if lanes:
         return ((n + 7) // 8 * width + 63) // 64 * 64
     return ((n * width + 63) // 64 + 1) * 8
+
+
+@njit
+def packed_size(words: Array, at: Any, n: Any, width: Any, lanes: Any) -> Any:
+    """Bytes of n packed values that begin at word ``at`` of a block, with patches too; -1 where those are not sound."""
+    if width != PATCHED:
+        return packed_bytes(n, width, lanes)
+    if at >= len(words):
+        return -1
+    marked, own, low = _head(words[at])
+    if not marked:
+        return _patches_bytes(words, at, n)
+    inner = at + 1 + ((n + 63) >> 6)
+    if (
+        inner > len(words)
+        or own > n
+        or (words[at] >> np.uint64(40)) != 1 << 8
+        or not bits_sound(words[at + 1 : inner], n, own)
+    ):
+        return -1
+    width, lanes = low & (LANES - 1), low >= LANES
+    if width == PATCHED and lanes:
+        if inner >= len(words) or _head(words[inner])[0]:
+            return -1
+        size = _patches_bytes(words, inner, own)
+        return size if size < 0 else (inner - at) * 8 + size
+    return (inner - at) * 8 + packed_bytes(own, width, lanes) if width <= 64 else -1
+
+
+@njit
+def _head(head: Any) -> Any:
+    """Of packed values with patches: whether a bit a value marks those that are not 0; how many are marked or patched;
+    the width of the former, or of the low bits of all."""
+    return (
+        (head >> np.uint64(48)) == 1,
+        np.int64(head & np.uint64(0xFFFFFFFF)),
+        np.int64((head >> np.uint64(32)) & np.uint64(0xFF)),
+    )
+
+
+@njit
+def _patches(words: Array, at: int, n: Any) -> Any:
+    """Of n values with patches at word ``at``: (patches, low and high bits, byte of the first position, words at which
+    high bits and lanes begin)."""
+    _, own, low = _head(words[at])
+    high = np.int64((words[at] >> np.uint64(40)) & np.uint64(0xFF))
+    groups = (n + 255) >> 8
+    highs = at + 1 + ((2 * groups + own + 7) >> 3)
+    return own, low, high, 8 * (at + 1) + 2 * groups, highs, highs + ((own * high + 63) >> 6)
+
+
+@njit
+def _end(words: Array, at: int, group: Any) -> Any:
+    """Patches of the values before the end of a group of 256."""
+    return np.int64((words[at + 1 + (group >> 2)] >> np.uint64((group & 3) * 16)) & np.uint64(0xFFFF))
+
+
+@njit
+def _patches_bytes(words: Array, at: int, n: Any) -> Any:
+    own, low, high, _, _, lanes = _patches(words, at, n)
+    size = (lanes - at) * 8 + packed_bytes(n, low, True)
+    if (
+        own > n
+        or low < 1
+        or high < 1
+        or low + high > 64
+        or (words[at] >> np.uint64(48)) != 0
+        or size > (len(words) - at) * 8
+    ):
+        return -1
+    previous: Any = 0
+    for g in range((n + 255) >> 8):
+        end = _end(words, at, g)
+        if end < previous:
+            return -1
+        previous = end
+    return size if previous == own else -1
+
+
+@njit
+def _add_patches(buffer: Array, words: Array, at: int, rows: int, first: int, scale: Any, target: Array) -> None:
+    """What the low bits of values [first, first + len(target)) lack, times ``scale``. Of ``rows`` values in all, one at
+    least: so two words can be loaded from where the high bits of any lie."""
+    _, low, high, positions, highs, _ = _patches(words, at, rows)
+    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - high)
+    n = len(target)
+    if n == 0:
+        return
+    for g in range(first >> 8, ((first + n - 1) >> 8) + 1):
+        begin = _end(words, at, g - 1) if g > 0 else 0
+        for k in range(begin, _end(words, at, g)):
+            r = (g << 8) + np.int64(buffer[positions + k]) - first
+            if r >= 0 and r < n:
+                bit = k * high
+                word, shift = highs + (bit >> 6), np.uint64(bit & 63)
+                value = (words[word] >> shift) | ((words[word + 1] << np.uint64(1)) << (np.uint64(63) - shift))
+                target[r] += ((value & mask) << np.uint64(low)) * scale
+
+
+@njit
+def _scaled_patched(
+    buffer: Array, words: Array, packed: Any, rows: Any, base: Any, scale: Any, first: Any, n: Any, out: Array
+) -> Array:
+    """As ``scaled`` of values with patches, which are sound."""
+    marked, own, low = _head(words[packed])
+    if not marked:
+        return _scaled_patches(buffer, words, packed, rows, base, scale, first, n, out)
+    inner = packed + 1 + ((rows + 63) >> 6)
+    bitmap, spare, zero = words[packed + 1 : inner], out[CHUNK + 8 :], np.uint64(0)
+    begin = ones(bitmap, first)
+    held = ones(bitmap, first + n) - begin
+    if low == (PATCHED | LANES):
+        found = _scaled_patches(buffer, words, inner, own, zero, scale, begin, held, spare)
+    else:
+        found = _scaled_plain(buffer, words, inner, low & (LANES - 1), low >= LANES, zero, scale, begin, held, spare)
+    at: Any = 0
+    for i in range(0, n, 64):
+        word = bits_from(bitmap, first + i)
+        for j in range(i, min(i + 64, n), 8):
+            expand8(word, found, at, base, out, j)
+            at += popcount(word & np.uint64(0xFF))
+            word >>= np.uint64(8)
+    return out[:n]
+
+
+@njit
+def _scaled_patches(
+    buffer: Array, words: Array, packed: Any, rows: Any, base: Any, scale: Any, first: Any, n: Any, out: Array
+) -> Array:
+    _, low, _, _, _, lanes = _patches(words, packed, rows)
+    found = _scaled_plain(buffer, words, lanes, low, True, base, scale, first, n, out)
+    _add_patches(buffer, words, packed, rows, first, scale, found)
+    return found
+
+
+@njit
+def bits_from(words: Array, bit: Any) -> Any:
+    """64 bits from ``bit`` on, which is in ``words``; 0 beyond their end."""
+    at, shift = bit >> 6, np.uint64(bit & 63)
+    word = words[at] >> shift
+    if shift > 0 and at + 1 < len(words):
+        word |= words[at + 1] << (np.uint64(64) - shift)
+    return word
+
+
+@njit
+def bits_sound(bitmap: Array, n: Any, own: Any) -> bool:
+    """Whether ``own`` of the first n bits are ones, and none after them."""
+    found: bool = ones(bitmap, n) == own and ones(bitmap, len(bitmap) * 64) == own
+    return found
 
 
 @njit
@@ -104,13 +273,39 @@ def add_lanes(
 
 
 @njit
-def unpack(buffer: Array, words: Array, packed: Any, width: Any, lanes: Any, first: Any, n: Any, out: Array) -> Array:
+def unpack(
+    buffer: Array, words: Array, packed: Any, rows: Any, width: Any, lanes: Any, first: Any, n: Any, out: Array
+) -> Array:
     """As ``scaled`` with base 0 and scale 1."""
-    return scaled(buffer, words, packed, width, lanes, np.uint64(0), np.uint64(1), first, n, out)
+    return scaled(buffer, words, packed, rows, width, lanes, np.uint64(0), np.uint64(1), first, n, out)
 
 
 @njit
 def scaled(
+    buffer: Array,
+    words: Array,
+    packed: Any,
+    rows: Any,
+    width: Any,
+    lanes: Any,
+    base: Any,
+    scale: Any,
+    first: Any,
+    n: Any,
+    out: Array,
+) -> Array:
+    """``base + q * scale`` of the packed values ``[first, first + n)``, as (n,) uint64 within ``out``.
+
+    They begin at word ``packed`` of the block, which is ``buffer`` and ``words``, and are ``rows`` in all; ``out`` has
+    room for 8 more than n, or is of ``SCRATCH`` where the width is ``PATCHED``.
+    """
+    if width == PATCHED:
+        return _scaled_patched(buffer, words, packed, rows, base, scale, first, n, out)
+    return _scaled_plain(buffer, words, packed, width, lanes, base, scale, first, n, out)
+
+
+@njit
+def _scaled_plain(
     buffer: Array,
     words: Array,
     packed: Any,
@@ -122,10 +317,6 @@ def scaled(
     n: Any,
     out: Array,
 ) -> Array:
-    """``base + q * scale`` of the packed values ``[first, first + n)``, as (n,) uint64 within ``out``.
-
-    They begin at word ``packed`` of the block, which is ``buffer`` and ``words``; ``out`` has room for 8 more than n.
-    """
     if width == 0:
         out[:n] = base
         return out[:n]
@@ -144,7 +335,8 @@ def affine(
     buffer: Array,
     words: Array,
     packed: int,
-    width: int,
+    rows: Any,
+    width: Any,
     lanes: Any,
     base: Any,
     scale: Any,
@@ -156,7 +348,46 @@ def affine(
     scratch: Array,
 ) -> None:
     """``base + q * scale`` of the packed values [row, stop), cut to items of ``itemsize`` bytes, at item ``at`` of
-    ``out`` (uint8); arguments as of ``scaled``."""
+    ``out`` (uint8); arguments as of ``scaled``, ``scratch`` of ``SCRATCH``."""
+    if width != PATCHED:
+        _affine_plain(buffer, words, packed, width, lanes, base, scale, row, stop, out, at, itemsize, scratch)
+        return
+    if _head(words[packed])[0]:
+        while row < stop:
+            n = min(CHUNK, stop - row)
+            found = _scaled_patched(buffer, words, packed, rows, base, scale, row, n, scratch)
+            store(found, n, out, at, itemsize)
+            row, at = row + n, at + n
+        return
+    low, begin = _patches(words, packed, rows)[1], _patches(words, packed, rows)[5]
+    _affine_plain(buffer, words, begin, low, True, base, scale, row, stop, out, at, itemsize, scratch)
+    target = out[at * itemsize : (at + stop - row) * itemsize]
+    if itemsize == 8:
+        _add_patches(buffer, words, packed, rows, row, scale, target.view(np.uint64))
+    elif itemsize == 4:
+        _add_patches(buffer, words, packed, rows, row, scale, target.view(np.uint32))
+    elif itemsize == 2:
+        _add_patches(buffer, words, packed, rows, row, scale, target.view(np.uint16))
+    else:
+        _add_patches(buffer, words, packed, rows, row, scale, target)
+
+
+@njit
+def _affine_plain(
+    buffer: Array,
+    words: Array,
+    packed: Any,
+    width: Any,
+    lanes: Any,
+    base: Any,
+    scale: Any,
+    row: int,
+    stop: int,
+    out: Array,
+    at: int,
+    itemsize: int,
+    scratch: Array,
+) -> None:
     while row < stop:
         # Whole groups of eight go straight to the output.
         if lanes and width > 0 and (row & 7) == 0 and stop - row >= 8:
@@ -166,7 +397,7 @@ def affine(
             row = last << 3
             continue
         n = min(8 - (row & 7) if lanes else CHUNK, stop - row)
-        found = scaled(buffer, words, packed, width, lanes, base, scale, row, n, scratch)
+        found = _scaled_plain(buffer, words, packed, width, lanes, base, scale, row, n, scratch)
         store(found, n, out, at, itemsize)
         row, at = row + n, at + n
 
@@ -255,8 +486,5 @@ def ones(words: Array, stop: int) -> Any:
         word = words[i]
         if i == stop >> 6:
             word &= (np.uint64(1) << np.uint64(stop & 63)) - np.uint64(1)
-        word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
-        word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
-        word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-        n += np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
+        n += popcount(word)
     return n

@@ -8,7 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.buffers import Buffers
-from thinrow.kernels.reference.blocks import LANES, MAX_LOCAL, MAX_ROWS, packed_bytes, unpack
+from thinrow.kernels.reference.blocks import (
+    LANES,
+    MAX_LOCAL,
+    MAX_ROWS,
+    PATCHED,
+    Damaged,
+    check,
+    open_marked,
+    packed_bytes,
+    unpack,
+    unpack_all,
+)
 
 Array = npt.NDArray[Any]
 
@@ -16,49 +27,49 @@ MAX_WORDS = (1 << 31) - 1
 MAX_CODE_BITS = 31
 
 
-class _Damaged(Exception):
-    """The run cannot be what a writer wrote."""
-
-
-def _check(holds: bool) -> None:
-    if not holds:
-        raise _Damaged
-
-
 def _block(
     buffers: Buffers, source: Array, off: Array, length: Array, width: Array, b: int, rows: int, row: int, stop: int
 ) -> Array:
-    """The bytes of block b. Raises _Damaged where they or the rows are impossible."""
-    _check(0 <= b < len(source) and 0 <= source[b] < len(buffers.arrays))
+    """The bytes of block b. Raises Damaged where they or the rows are impossible."""
+    check(0 <= b < len(source) and 0 <= source[b] < len(buffers.arrays))
     buffer = buffers.arrays[int(source[b])]
     begin, size = int(off[b]), int(length[b])
-    _check(0 <= begin <= len(buffer) and begin % 8 == 0 and 0 <= size <= len(buffer) - begin and size % 8 == 0)
-    _check(0 <= row <= stop <= rows <= MAX_ROWS and width[b] & (LANES - 1) <= 64)
+    check(0 <= begin <= len(buffer) and begin % 8 == 0 and 0 <= size <= len(buffer) - begin and size % 8 == 0)
+    check(0 <= row <= stop <= rows <= MAX_ROWS and (width[b] & (LANES - 1) <= 64 or width[b] == PATCHED))
     found: Array = buffer[begin : begin + size]
     return found
 
 
 def _layout(block: Array, codec: int, width: int, rows: int, held: int) -> tuple[int, Array, Array] | None:
-    """Codes of the segment dictionary, words of its own, and packed codes of a block that holds codes; else None."""
-    if codec not in (4, 5, 12) or width & (LANES - 1) > MAX_CODE_BITS:
+    """Codes of the segment dictionary, words of its own, and the code of each row of a block that holds codes, words
+    of its own behind those of the dictionary; else None."""
+    if codec not in (4, 5, 12, 13) or (
+        width & (LANES - 1) > MAX_CODE_BITS and not (width == PATCHED and codec in (4, 13))
+    ):
         return None
     words = block.view("<u8")
+    if codec == 13:
+        marked, own, codes = open_marked(block, width, rows)
+        found = np.zeros(rows, np.uint64)
+        # A code that no dictionary has, so that it is not taken for an own word.
+        found[~marked] = np.where(codes < np.uint64(held), codes, np.uint64(1 << 40))
+        found[marked] = held + np.arange(len(own))
+        return held, own, found
     hot, own, packed = held, words[:0], block
     if codec == 5:
-        _check(len(words) > 0 and int(words[0]) <= len(words))
+        check(len(words) > 0 and int(words[0]) <= len(words))
         n = int(words[0])
         hot, own, packed = 0, words[1 : 1 + n], block[8 + 8 * n :]
-        _check(len(own) == n)
+        check(len(own) == n)
     elif codec == 12:
-        _check(len(words) >= 3)
+        check(len(words) >= 3)
         counts, base, own_width = (int(v) for v in words[:3])
         hot, n = counts & 0xFFFFFFFF, counts >> 32
-        _check(own_width < 256 and n <= MAX_LOCAL and hot <= held and own_width & (LANES - 1) <= 64)
+        check(own_width < 256 and n <= MAX_LOCAL and hot <= held and own_width & (LANES - 1) <= 64)
         at = 24 + packed_bytes(n, own_width)
-        _check(at <= len(block))
+        check(at <= len(block))
         own, packed = unpack(block[24:at], n, own_width) + np.uint64(base), block[at:]
-    _check(len(packed) == packed_bytes(rows, width))
-    return hot, own, packed
+    return hot, own, unpack_all(packed, rows, width)
 
 
 def place_words(
@@ -84,7 +95,7 @@ def place_words(
             data = _block(buffers, source, block_off, block_len, width, b, rows, row, stop)
             held = max(int(dict_n[b]), 0) if len(dict_n) else 0
             layout = _layout(data, int(codec[b]), int(width[b]), rows, held)
-        except _Damaged:
+        except Damaged:
             return i, total
         values[i] = 0
         if layout is not None and i > 0 and block[i - 1] == b and n_rows[i - 1] == rows:
@@ -123,21 +134,21 @@ def decode_codes(
         rows, row, stop, at, first = (int(a[i]) for a in (n_rows, row_from, row_to, out_pos, place))
         try:
             data = _block(buffers, source, block_off, block_len, width, b, rows, row, stop)
-            _check(0 <= at <= len(out) and stop - row <= len(out) - at and 0 <= first <= len(tail))
-            coded = len(dict_n) > 0 and codec[b] in (4, 12)
+            check(0 <= at <= len(out) and stop - row <= len(out) - at and 0 <= first <= len(tail))
+            coded = len(dict_n) > 0 and codec[b] in (4, 12, 13)
             held, offset = (int(dict_n[b]), int(dict_off[b])) if coded else (0, 0)
-            _check(held >= 0 and 0 <= offset <= n_words and held <= n_words - offset)
+            check(held >= 0 and 0 <= offset <= n_words and held <= n_words - offset)
             layout = _layout(data, int(codec[b]), int(width[b]), rows, held)
             if layout is None:
                 places = first + np.arange(stop - row) * (codec[b] not in (0, 1))
-                _check(not len(places) or int(places[-1]) < len(tail))
+                check(not len(places) or int(places[-1]) < len(tail))
                 out[at : at + stop - row] = n_words + places
                 continue
-            hot, own, packed = layout
-            _check(len(own) <= len(tail) - first)
-            codes = unpack(packed, rows, int(width[b]))[row:stop].astype(np.int64)
-            _check(bool((codes < hot + len(own)).all()))
-        except _Damaged:
+            hot, own, found = layout
+            check(len(own) <= len(tail) - first)
+            check(bool((found[row:stop] < np.uint64(hot + len(own))).all()))
+            codes = found[row:stop].astype(np.int64)
+        except Damaged:
             return i
         tail[first : first + len(own)] = own.astype(f"u{tail.itemsize}").view(tail.dtype)
         out[at : at + stop - row] = np.where(codes < hot, codes + offset, codes - hot + n_words + first)

@@ -2,25 +2,63 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.kernels.reference.blocks import LANES, packed_bytes
+from thinrow.kernels.reference.blocks import LANES, PATCHED, packed_bytes
 
 Array = npt.NDArray[Any]
 
 MAX_LOCAL = 4096
 #: Packed values lie in lanes in stripes of this many rows or more.
 LANES_FROM = 64
-#: Codes must save a byte for so many values.
+#: Codes must save a byte for so many values, patches and bits that mark values too.
 CODE_MARGIN = 16
+PATCH_MARGIN, MARK_MARGIN = 32, 16
+_MOST_PATCHES = 0xFFFF
 _WORD = 1 << 64
 #: Code of a word that the segment dictionary does not hold.
 NO_CODE = 0xFFFFFFFF
 _EXPONENTS, _MOST = 16, 2.0**51
+
+
+def _lanes(n: int) -> int:
+    return LANES if n >= LANES_FROM else 0
+
+
+def _patches(q: list[int]) -> tuple[int, int]:
+    """(bytes, low bits) of values with patches in the smallest form, of the most low bits where several are."""
+    top, n = max(q, default=0).bit_length(), len(q)
+    found = [(1 << 62, 0)]
+    for low in range(top - 1, 0, -1):
+        own = sum(v.bit_length() > low for v in q)
+        if own > _MOST_PATCHES:
+            break
+        positions = (2 * ((n + 255) // 256) + own + 7) // 8 * 8
+        found.append((8 + positions + (own * (top - low) + 63) // 64 * 8 + packed_bytes(n, low | _lanes(n)), low))
+    return min(found, key=lambda f: f[0])
+
+
+def _fit(q: list[int], patched: bool = True) -> tuple[int, int, int, int]:
+    """(bytes, width, form, low bits) of packed values in the smallest form: plain, with patches, with bits that mark
+    those that are not 0, or both."""
+    top, n = max(q, default=0).bit_length(), len(q)
+    found = [(packed_bytes(n, top | _lanes(n)), 0, 0, 0)]
+    if patched and n >= LANES_FROM and top >= 2:
+        size, low = _patches(q)
+        found.append((size, n // PATCH_MARGIN, 1, low))
+        own = [v for v in q if v]
+        head = 8 + (n + 63) // 64 * 8
+        found.append((head + packed_bytes(len(own), top | _lanes(len(own))), n // MARK_MARGIN, 2, 0))
+        if len(own) >= LANES_FROM:
+            size, low = _patches(own)
+            found.append((head + size, n // MARK_MARGIN + len(own) // PATCH_MARGIN, 3, low))
+    size, _, form, low = min(found, key=lambda f: f[0] + f[1])
+    return size, PATCHED if form else top | _lanes(n), form, low
 
 
 def _signed(words: list[int]) -> list[int]:
@@ -111,12 +149,19 @@ def plan_blocks(
         rows = _pieces(start, stop, restarts)
         lanes = LANES if n >= LANES_FROM else 0
         step, step_scale, step_width = _affine(_steps(values, rows))
-        options = [(2, width | lanes, 16 + packed_bytes(n, width | lanes), base, scale)]
-        delta_bytes = 24 + (len(rows) * 4 + 7) // 8 * 8 + len(rows) * 8 + packed_bytes(n, step_width | lanes)
-        options.append((3, step_width | lanes, delta_bytes, step, step_scale))
-        if n_words and int(codes[start:stop].max()) != NO_CODE:
-            bits = int(codes[start:stop].max()).bit_length()
-            options.append((4, bits | lanes, packed_bytes(n, bits | lanes), base, scale))
+        # Floats are no numbers to packing, and steps that are longer than the values never fit better.
+        affine_q = [(v - base) % _WORD // scale for v in values]
+        taken, packed_width, _, _ = _fit(affine_q, kind == 0)
+        options = [(2, packed_width, 16 + taken, base, scale)]
+        step_q = [(v - step) % _WORD // step_scale for v in _steps(values, rows)] + [0] * len(rows)
+        taken, packed_width, _, _ = _fit(step_q, step_width <= width)
+        taken += 24 + (len(rows) * 4 + 7) // 8 * 8 + len(rows) * 8
+        options.append((3, packed_width, taken, step, step_scale))
+        if n_words:
+            known = [c for c in codes[start:stop].tolist() if c != NO_CODE]
+            taken, packed_width, _, _ = _fit(known)
+            if len(known) == n:
+                options.append((4, packed_width, taken, base, scale))
         distinct = len(set(values))
         if distinct <= MAX_LOCAL:
             bits = (distinct - 1).bit_length()
@@ -125,13 +170,18 @@ def plan_blocks(
         decimal = _decimal(values, kind) if kind else None
         if decimal is not None:
             exponent, whole = decimal
-            bits = (max(whole) - min(whole)).bit_length() | lanes
-            options.append((11, bits, 16 + packed_bytes(n, bits), min(whole) % _WORD, exponent | kind << 8))
+            taken, packed_width, _, _ = _fit([v - min(whole) for v in whole])
+            options.append((11, packed_width, 16 + taken, min(whole) % _WORD, exponent | kind << 8))
         signed = _signed(values)
         local_width = (max(signed) - min(signed)).bit_length()
         for n_bytes, hot, own in _mixed(values, codes[start:stop].tolist(), n_words, local_width):
             options.append((12, (hot + own - 1).bit_length() | lanes, n_bytes, base, hot))
-        extra = dict.fromkeys((4, 5, 12), n // CODE_MARGIN)
+        if n_words and 0 < len(known) < n:
+            lacking = n - len(known)
+            taken, packed_width, _, _ = _fit(known)
+            taken += 16 + (n + 63) // 64 * 8 + packed_bytes(lacking, local_width | _lanes(lacking))
+            options.append((13, packed_width, taken, base, lacking))
+        extra = dict.fromkeys((4, 5, 12, 13), n // CODE_MARGIN)
         cost = [(option[2] + extra.get(option[0], 0), option[0]) for option in options]
         plans.append(options[cost.index(min(cost))])
     codec, width_of, size, bases, scales = (
@@ -146,7 +196,26 @@ def plan_blocks(
     )
 
 
+def _pack_patches(q: list[int], low: int) -> bytes:
+    top, groups = max(q).bit_length(), [q[i : i + 256] for i in range(0, len(q), 256)]
+    own = [(r & 255, v >> low) for r, v in enumerate(q) if v >> low]
+    ends = itertools.accumulate(sum(v >> low > 0 for v in group) for group in groups)
+    places = b"".join(e.to_bytes(2, "little") for e in ends) + bytes(r for r, _ in own)
+    highs = _bit_string([v for _, v in own], top - low, (len(own) * (top - low) + 63) // 64 * 8)
+    cut = [v & ((1 << low) - 1) for v in q]
+    return _u64(len(own) | low << 32 | (top - low) << 40) + _padded(places) + highs + _pack(cut, low | LANES)
+
+
 def _pack(values: list[int], width: int) -> bytes:
+    if width == PATCHED:
+        _, _, form, low = _fit(values)
+        if form == 1:
+            return _pack_patches(values, low)
+        own = [v for v in values if v]
+        bits = _bit_string([int(v > 0) for v in values], 1, (len(values) + 63) // 64 * 8)
+        inner = PATCHED if form == 3 else max(own).bit_length() | _lanes(len(own))
+        packed = _pack_patches(own, low) if form == 3 else _pack(own, inner)
+        return _u64(len(own) | inner << 32 | 1 << 48) + bits + packed
     size = packed_bytes(len(values), width)
     if not width & LANES:
         return _bit_string(values, width, size)
@@ -207,6 +276,12 @@ def _block(
         return _u64(base, scale) + _pack([(v - base) % _WORD for v in whole if v is not None], width)
     if codec == 12:
         return _mixed_block(values, codes, width, base, scale)
+    if codec == 13:
+        own_words = [(v - base) % _WORD for v, c in zip(values, codes, strict=True) if c == NO_CODE]
+        own_width = max((v - base) % _WORD for v in values).bit_length() | _lanes(len(own_words))
+        marks = _bit_string([int(c == NO_CODE) for c in codes], 1, (len(codes) + 63) // 64 * 8)
+        held = _pack([c for c in codes if c != NO_CODE], width)
+        return _u64(len(own_words) | own_width << 32, base) + marks + _pack(own_words, own_width) + held
     if codec == 5:
         table = sorted(set(values))
         code_of = {v: c for c, v in enumerate(table)}

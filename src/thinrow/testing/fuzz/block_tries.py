@@ -63,7 +63,7 @@ class BlockTries:
         if rng.random() < 0.3:
             codec = int(rng.integers(LAST_CODEC + 2))
         if rng.random() < 0.25:
-            width = int(pick(rng, (0, 1, 2, 3, 7, 8, 31, 57, 58, 63, 64, 65, 127))) | int(rng.integers(2)) << 7
+            width = int(pick(rng, (0, 1, 2, 3, 7, 8, 31, 57, 58, 63, 64, 65, 127, 127))) | int(rng.integers(2)) << 7
         if rng.random() < 0.3:
             rows = int(pick(rng, (0, 1, rows - 1, rows + 1, 2 * rows, 63, 64, 65, 512, 1 << 16, 1 << 31, -1)))
         if rng.random() < 0.15:
