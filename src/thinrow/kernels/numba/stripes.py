@@ -56,10 +56,19 @@ Array = npt.NDArray[Any]
 MAX_STRIPE_ROWS = 65_536
 _SPARSE, _ABSENT, _LAST_CODEC, _ZSTD = 9, 10, 12, 7
 _LINE = 64
-#: Chunk headers are asked for so many stripes ahead of their turn.
-_HEADERS_AHEAD = 4
+#: Stripes that are decoded together, column by column: their blocks fit the second cache with those of the next.
+_TOGETHER = 16
 #: Fields of a block that was found: address, bytes, codec, width, CRC.
 _AT, _BYTES, _CODEC, _WIDTH, _CRC, _BLOCK_FIELDS = range(6)
+#: Rows of the table of runs: first row, last row (exclusive) and stripe of each run; then, stripe by stripe, segment,
+#: address of the record, rows.
+_FROM, _TO, _STRIPE, _SEGMENT, _RECORD, _ROWS, _RUN_FIELDS = range(7)
+
+
+@njit
+def _bare(array: Array, kind: Any) -> Array:
+    """The same memory as an array that counts no references: a view of one counts with a locked instruction."""
+    return carray(pointer(array.ctypes.data), array.shape, kind)
 
 
 @njit
@@ -128,14 +137,9 @@ def _find(
     piece: Array,
     start: Array,
     stop: Array,
-    row_from: Array,
-    row_to: Array,
-    stripe_of: Array,
-    stripe_segment: Array,
-    record: Array,
-    n_rows: Array,
+    runs: Array,
 ) -> Any:
-    """The stripe of each run (neighbours in one share it), its record and rows; (first wrong run or -1, stripes)."""
+    """Fill the table of runs, neighbours in one stripe sharing it; (first wrong run or -1, stripes)."""
     n: Any = 0
     last_segment: Any = -1
     last_stripe: Any = -1
@@ -152,14 +156,14 @@ def _find(
             if address == 0:
                 return i, n
             prefetch(address)
-            record[n], stripe_segment[n] = address, where
+            runs[_RECORD, n], runs[_SEGMENT, n] = address, where
             last_segment, last_stripe, n = where, stripe, n + 1
-        stripe_of[i], row_from[i], row_to[i] = n - 1, first + start[i], first + stop[i]
+        runs[_STRIPE, i], runs[_FROM, i], runs[_TO, i] = n - 1, first + start[i], first + stop[i]
     for k in range(n):
-        n_rows[k] = np.int64(_word(record[k]) & np.uint64(0xFFFFFFFF))
+        runs[_ROWS, k] = np.int64(_word(runs[_RECORD, k]) & np.uint64(0xFFFFFFFF))
     for i in range(len(piece)):
-        rows = n_rows[stripe_of[i]]
-        if rows > MAX_STRIPE_ROWS or row_to[i] > rows:
+        rows = runs[_ROWS, runs[_STRIPE, i]]
+        if rows > MAX_STRIPE_ROWS or runs[_TO, i] > rows:
             return i, n
     return -1, n
 
@@ -184,15 +188,17 @@ def _chunk(row: Array, record: int, place: int) -> Any:
 
 
 @njit
-def _ask_headers(row: Array, record: int, streams: Array, segment: int) -> None:
-    last: Any = -1
-    for w in range(len(streams)):
-        place = streams[w, segment, PLACE]
-        if place >= 0 and place != last:
-            inside, begin, size, _ = _chunk(row, record, place)
-            if inside:
-                _ask(begin, min(size, (streams[w, segment, N_BLOCKS] * 12 + 7) // 8 * 8))
-            last = place
+def _ask_headers(segments: Array, streams: Array, runs: Array, first: int, last: int) -> None:
+    """Ask for the headers of the chunks of stripes [first, last)."""
+    for k in range(first, last):
+        segment, previous = runs[_SEGMENT, k], np.int64(-1)
+        for w in range(len(streams)):
+            place = streams[w, segment, PLACE]
+            if place >= 0 and place != previous:
+                inside, begin, size, _ = _chunk(segments[segment], runs[_RECORD, k], place)
+                if inside:
+                    _ask(begin, min(size, (streams[w, segment, N_BLOCKS] * 12 + 7) // 8 * 8))
+                previous = place
 
 
 @njit
@@ -225,37 +231,48 @@ def _put_block(begin: int, head: int, k: int, block: Array) -> None:
 
 
 @njit
-def _open(row: Array, record: int, streams: Array, segment: int, kind: Array, blocks: Array, used: Array) -> bool:
-    """Find the blocks of all streams in one stripe, its headers checked, and count their bytes."""
-    last: Any = -1
-    begin: Any = 0
-    head: Any = 0
-    for w in range(len(streams)):
-        place, n_blocks, k = streams[w, segment, PLACE], streams[w, segment, N_BLOCKS], streams[w, segment, STREAM]
-        if place < 0:
-            continue
-        if place != last:
-            inside, begin, size, crc = _chunk(row, record, place)
-            if not inside or not _open_header(begin, size, n_blocks, crc):
-                return False
-            head, last = (n_blocks * 12 + 7) // 8 * 8, place
-            used[len(streams)] += size
-        if k < 0 or k >= n_blocks:
-            return False
-        block = blocks[w]
-        _put_block(begin, head, k, block)
-        if block[_CODEC] == _ABSENT:
-            # What is there, the block after it says.
-            if kind[w] != NULLS or k + 1 >= n_blocks:
-                return False
-            _put_block(begin, head, k + 1, block)
-            if block[_CODEC] != _SPARSE:
-                return False
-            block[_CODEC] = _ABSENT
-        if (block[_WIDTH] & (LANES - 1)) > 64:
-            return False
-        used[w] += block[_BYTES]
-    return True
+def _open(
+    segments: Array,
+    streams: Array,
+    kind: Array,
+    runs: Array,
+    first: int,
+    last: int,
+    blocks: Array,
+    used: Array,
+) -> Any:
+    """Find the blocks of all streams in stripes [first, last), headers checked, and count their bytes; the first stripe
+    of which something is wrong, or -1."""
+    for at in range(first, last):
+        segment, previous = runs[_SEGMENT, at], np.int64(-1)
+        begin: Any = 0
+        head: Any = 0
+        for w in range(len(streams)):
+            place, n_blocks, k = streams[w, segment, PLACE], streams[w, segment, N_BLOCKS], streams[w, segment, STREAM]
+            if place < 0:
+                continue
+            if place != previous:
+                inside, begin, size, crc = _chunk(segments[segment], runs[_RECORD, at], place)
+                if not inside or not _open_header(begin, size, n_blocks, crc):
+                    return at
+                head, previous = (n_blocks * 12 + 7) // 8 * 8, place
+                used[len(streams)] += size
+            if k < 0 or k >= n_blocks:
+                return at
+            block = blocks[w, at - first]
+            _put_block(begin, head, k, block)
+            if block[_CODEC] == _ABSENT:
+                # What is there, the block after it says.
+                if kind[w] != NULLS or k + 1 >= n_blocks:
+                    return at
+                _put_block(begin, head, k + 1, block)
+                if block[_CODEC] != _SPARSE:
+                    return at
+                block[_CODEC] = _ABSENT
+            if (block[_WIDTH] & (LANES - 1)) > 64:
+                return at
+            used[w] += block[_BYTES]
+    return -1
 
 
 @njit
@@ -266,59 +283,65 @@ def _fill(out: Array, at: int, n: int, itemsize: int, value: int) -> None:
 
 
 @njit
-def _decode_stripe(
+def _decode(
+    streams: Array,
+    w: int,
+    kind: int,
+    times: int,
+    runs: Array,
+    first: int,
     blocks: Array,
     following: Array,
-    streams: Array,
-    segment: int,
-    kind: Array,
-    per_row: Array,
-    refused: Array,
-    n_rows: int,
-    first: int,
-    last: int,
-    row_from: Array,
-    row_to: Array,
+    run: int,
+    last_run: int,
     out_pos: Array,
     target: Array,
+    refused: Array,
     scratch: Array,
     room: Array,
 ) -> Any:
-    """Check the blocks of one stripe and decode the rows of runs [first, last); ask for ``following`` meanwhile."""
-    for w in range(len(streams)):
-        _ask(following[w, _AT], following[w, _BYTES])
-        place, block = streams[w, segment, PLACE], blocks[w]
-        if refused[w] or place == ELSEWHERE or (place >= 0 and kind[w] == TEXT and block[_CODEC] == _ZSTD):
-            refused[w] = True
+    """Check the blocks of stream w in the stripes from ``first`` on, and decode the rows of runs [run, last_run), which
+    lie there; ask for ``following`` meanwhile. Returns the first run of which something is wrong, or -1."""
+    items, itemsize = target[w, 1], target[w, 2]
+    out = carray(pointer(target[w, 0]), (items * itemsize,), np.uint8)
+    previous = np.int64(-1)
+    for i in range(run, last_run):
+        k = runs[_STRIPE, i]
+        segment, block = runs[_SEGMENT, k], blocks[w, k - first]
+        place = streams[w, segment, PLACE]
+        if k != previous:
+            _ask(following[w, k - first, _AT], following[w, k - first, _BYTES])
+            if place == ELSEWHERE or (place >= 0 and kind == TEXT and block[_CODEC] == _ZSTD):
+                refused[w] = True
+            elif place >= 0 and not refused[w] and not _crc_is(block[_AT], block[_BYTES], block[_CRC]):
+                return i
+            previous = k
+        if refused[w]:
             continue
-        if place >= 0 and not _crc_is(block[_AT], block[_BYTES], block[_CRC]):
-            return False
-        times, items, itemsize = per_row[w], target[w, 1], target[w, 2]
-        out = carray(pointer(target[w, 0]), (items * itemsize,), np.uint8)
+        row, stop, at = runs[_FROM, i] * times, runs[_TO, i] * times, out_pos[i] * times
+        if at < 0 or at > items or stop - row > items - at:
+            return i
+        if place < 0:
+            _fill(out, at, stop - row, itemsize, 1 if kind == NULLS and place == LACKING else 0)
+            continue
         words = carray(pointer(streams[w, segment, WORDS]), (streams[w, segment, N_WORDS],), np.uint64)
-        for i in range(first, last):
-            row, stop, at = row_from[i] * times, row_to[i] * times, out_pos[i] * times
-            if at < 0 or at > items or stop - row > items - at:
-                return False
-            if place < 0:
-                _fill(out, at, stop - row, itemsize, 1 if kind[w] == NULLS and place == LACKING else 0)
-            elif not decode_block(
-                block[_AT],
-                block[_BYTES],
-                block[_CODEC],
-                block[_WIDTH],
-                n_rows * times,
-                row,
-                stop,
-                words,
-                out,
-                at,
-                itemsize,
-                scratch,
-                room,
-            ):
-                return False
-    return True
+        if not decode_block(
+            block[_AT],
+            block[_BYTES],
+            block[_CODEC],
+            block[_WIDTH],
+            runs[_ROWS, k] * times,
+            row,
+            stop,
+            words,
+            out,
+            at,
+            itemsize,
+            scratch,
+            room,
+        ):
+            return i
+    return -1
 
 
 @njit
@@ -336,59 +359,54 @@ def _read(
     target: Array,
     refused: Array,
     used: Array,
+    runs: Array,
+    blocks: Array,
+    scratch: Array,
+    room: Array,
 ) -> Any:
-    n_runs, n_streams = len(piece), len(streams)
-    room_for = np.empty((6, n_runs), np.int64)
-    row_from, row_to, stripe_of = room_for[0], room_for[1], room_for[2]
-    stripe_segment, record, n_rows = room_for[3], room_for[4], room_for[5]
-    bad, n = _find(
-        segments, records, segment, piece, start, stop, row_from, row_to, stripe_of, stripe_segment, record, n_rows
-    )
+    segments, streams, blocks = _bare(segments, np.int64), _bare(streams, np.int64), _bare(blocks, np.int64)
+    scratch, room, runs = _bare(scratch, np.uint64), _bare(room, np.uint64), _bare(runs, np.int64)
+    bad, n = _find(segments, records, segment, piece, start, stop, runs)
     if bad >= 0:
         return bad
-    scratch, room = np.empty(CHUNK + 8, np.uint64), np.empty(MAX_LOCAL + 8, np.uint64)
-    # One row of the three is always empty: after the last stripe nothing follows.
-    blocks = np.zeros((3, n_streams, _BLOCK_FIELDS), np.int64)
-    for k in range(min(n, _HEADERS_AHEAD)):
-        _ask_headers(segments[stripe_segment[k]], record[k], streams, stripe_segment[k])
+    _ask_headers(segments, streams, runs, 0, min(n, _TOGETHER))
     run: Any = 0
-    for k in range(n + 1):
-        ahead = k + _HEADERS_AHEAD
-        if ahead < n:
-            _ask_headers(segments[stripe_segment[ahead]], record[ahead], streams, stripe_segment[ahead])
-        if k < n:
-            where = stripe_segment[k]
-            if not _open(segments[where], record[k], streams, where, kind, blocks[k & 1], used):
-                while stripe_of[run] < k:
-                    run += 1
-                return run
-        if k == 0:
-            if n_streams > 0 and n > 0:
-                for w in range(n_streams):
-                    _ask(blocks[0, w, _AT], blocks[0, w, _BYTES])
+    for first in range(-_TOGETHER, n, _TOGETHER):
+        # While these stripes are decoded, the blocks of the next ones come, and the headers of those after them.
+        after = first + _TOGETHER
+        turn = (after // _TOGETHER) & 1
+        wrong = _open(segments, streams, kind, runs, min(after, n), min(after + _TOGETHER, n), blocks[turn], used)
+        if wrong >= 0:
+            return np.searchsorted(runs[_STRIPE], wrong)
+        _ask_headers(segments, streams, runs, after + _TOGETHER, min(after + 2 * _TOGETHER, n))
+        if first < 0:
+            for w in range(len(streams)):
+                for k in range(min(n, _TOGETHER)):
+                    _ask(blocks[turn, w, k, _AT], blocks[turn, w, k, _BYTES])
             continue
-        before, first = k - 1, run
-        while run < n_runs and stripe_of[run] == before:
+        begin = run
+        while run < len(piece) and runs[_STRIPE, run] < after:
             run += 1
-        if not _decode_stripe(
-            blocks[before & 1],
-            blocks[k & 1] if k < n else blocks[2],
-            streams,
-            stripe_segment[before],
-            kind,
-            per_row,
-            refused,
-            n_rows[before],
-            first,
-            run,
-            row_from,
-            row_to,
-            out_pos,
-            target,
-            scratch,
-            room,
-        ):
-            return first
+        for w in range(len(streams)):
+            wrong = _decode(
+                streams,
+                w,
+                kind[w],
+                per_row[w],
+                runs,
+                first,
+                blocks[1 - turn],
+                blocks[turn if after < n else 2],
+                begin,
+                run,
+                out_pos,
+                target,
+                refused,
+                scratch,
+                room,
+            )
+            if wrong >= 0:
+                return wrong
     return -1
 
 
@@ -438,5 +456,10 @@ def read_stripes(
         target,
         refused,
         used,
+        np.empty((_RUN_FIELDS, len(piece)), np.int64),
+        # The third is always empty: after the last stripes nothing follows.
+        np.zeros((3, len(out), _TOGETHER, _BLOCK_FIELDS), np.int64),
+        np.empty(CHUNK + 8, np.uint64),
+        np.empty(MAX_LOCAL + 8, np.uint64),
     )
     return found
