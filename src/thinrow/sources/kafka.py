@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from thinrow.core.errors import InputError, MissingExtraError, StoreError
@@ -230,24 +231,17 @@ class KafkaSource:
                 self._assign([ck.TopicPartition(self._options.topic, p) for p in list(self._next)])
 
     def _batch(self, messages: Sequence[Any]) -> Batch | None:
-        good = []
-        skipped = 0
-        last: dict[int, int] = {}
-        for m in messages:
-            error = m.error()
-            if error is not None:
-                self._hear(m.partition(), error)
-                continue
-            partition, offset = m.partition(), m.offset()
-            expected = last.get(partition, self._next.get(partition, -1) - 1)
-            if partition not in self._next or offset <= expected:
-                continue
-            self._at_end.discard(partition)
-            last[partition] = offset
-            if m.value() is None:
-                skipped += 1
-            else:
-                good.append(m)
+        errors = [m.error() for m in messages]
+        if any(e is not None for e in errors):
+            # The end of a partition comes after its messages, and counts only there.
+            for m, error in zip(messages, errors, strict=True):
+                self._at_end.discard(m.partition())
+                if error is not None:
+                    self._hear(m.partition(), error)
+            messages = [m for m, error in zip(messages, errors, strict=True) if error is None]
+        else:
+            self._at_end -= {m.partition() for m in messages}
+        messages, last = self._new(messages)
         if not last:
             return None
         moves = {}
@@ -255,7 +249,11 @@ class KafkaSource:
             after = position_text(offset=offset + 1, topic=self._topic)
             moves[str(partition)] = Move(self._stored[partition], after)
             self._next[partition], self._stored[partition] = offset + 1, after
-        values = [m.value() for m in good]
+        values = [m.value() for m in messages]
+        good = messages
+        if None in values:
+            good = [m for m, value in zip(messages, values, strict=True) if value is not None]
+            values = [value for value in values if value is not None]
         decoded = self._decoder.decode(values, self._wanted)
         kept = good if len(decoded.rows) == len(good) else [good[i] for i in decoded.rows]
         refused = [Refused(self._origin(good[i]), why) for i, why in sorted(decoded.refused.items())]
@@ -264,10 +262,26 @@ class KafkaSource:
             moves,
             lambda row: self._origin(kept[row]),
             refused,
-            skipped,
+            len(messages) - len(good),
             sum(map(len, values)),
             how=self._decoder.describe(),
         )
+
+    def _new(self, messages: Sequence[Any]) -> tuple[Sequence[Any], dict[int, int]]:
+        """Messages that were not read yet, and the last offset of each partition."""
+        partitions = np.array([m.partition() for m in messages], np.int64)
+        offsets = np.array([m.offset() for m in messages], np.int64)
+        fresh = np.zeros(len(messages), np.bool_)
+        last: dict[int, int] = {}
+        for partition in np.unique(partitions).tolist():
+            at = np.flatnonzero(partitions == partition)
+            if partition not in self._next:
+                continue
+            highest = np.maximum.accumulate(np.concatenate([[self._next[partition] - 1], offsets[at]]))
+            fresh[at] = offsets[at] > highest[:-1]
+            if fresh[at].any():
+                last[partition] = int(highest[-1])
+        return (messages if fresh.all() else [messages[i] for i in np.flatnonzero(fresh).tolist()]), last
 
     def _hear(self, partition: int, error: Any) -> None:
         code = error.code()

@@ -74,7 +74,8 @@ def screen(table: pa.Table, schema: EventSchema, max_ts: int = NEVER, *, blame_r
 
 def _columns_only(table: pa.Table, schema: EventSchema) -> pa.Table:
     """No rows, and of the right types what the table has of columns: so that only a missing column is an error."""
-    return empty_table(schema).select([n for n in empty_table(schema).column_names if n in table.column_names])
+    empty = empty_table(schema)
+    return empty.select([n for n in empty.column_names if n in table.column_names])
 
 
 def _screened(
