@@ -108,11 +108,11 @@ class Cut:
 
     def marked(self) -> tuple[Any, ...]:
         """Arguments of ``mark_mixed``."""
-        return *self.runs, *self.examples, *(np.zeros(len(self.runs[0]), np.int64) for _ in range(3))
+        return *self.runs, *self.examples, *(np.zeros(len(self.runs[0]) + 1, np.int64)[k < 3 :] for k in range(4))
 
     def decoded(self) -> tuple[Any, ...]:
         """``key_off`` and the keys of mixed pieces, as a window decodes them."""
-        *_, key_off, mixed, _ = arguments = self.marked()
+        *_, key_off, mixed, _, _ = arguments = self.marked()
         n, total, hidden = kernel("mark_mixed")(*arguments)
         rows = [np.arange(self.off[p], self.off[p + 1]) for p in mixed[:n]]
         index = np.concatenate([np.empty(0, np.int64), *rows])
@@ -129,7 +129,7 @@ class Cut:
     def ranged(self, g: dict[str, Any]) -> tuple[Any, ...]:
         """Arguments of ``read_ranges``."""
         records, run_off, run_of_user = self.runs
-        sizes = *(len(run_off) - 1,) * 2, *(len(records),) * 3, len(run_of_user)
+        sizes = *(len(run_off) - 1,) * 2, *(len(records),) * 3, len(records) + 1, len(run_of_user)
         out = (np.zeros(n, np.int64) for n in sizes)
         return *self.runs, *self.decoded(), *self.examples, g["oldest"], g["max_len"], *out
 
@@ -139,7 +139,7 @@ class Cut:
 def test_pieces_marked_as_mixed_are_those_that_examples_cut(g: dict[str, Any], seed: int) -> None:
     cut = Cut(g, np.random.default_rng(seed))
     same("mark_mixed", *cut.marked())
-    *_, key_off, mixed, latest = arguments = cut.marked()
+    *_, key_off, mixed, latest, out_pos = arguments = cut.marked()
     n, _, _ = kernel("mark_mixed")(*arguments)
     # A piece is not marked only where each example sees all of it, or nothing.
     for p in np.flatnonzero(key_off < 0).tolist():
@@ -147,6 +147,7 @@ def test_pieces_marked_as_mixed_are_those_that_examples_cut(g: dict[str, Any], s
         for x in range(len(g["user_of"])):
             assert inside & set(visible_rows(g, x)) in (set(), inside)
     offsets = np.concatenate([[0], np.cumsum(cut.runs[0]["n_rows"][mixed[:n]])]).astype(np.int64)
+    np.testing.assert_array_equal(out_pos[: n + 1], offsets)
     ts = cut.decoded()[1]
     same("rows_before", offsets, ts, latest[:n], np.zeros(n, np.int64))
 
@@ -183,7 +184,7 @@ def test_summaries_are_sums_over_visible_events(g: dict[str, Any], seed: int) ->
 def test_read_ranges_hold_the_newest_of_each_length(g: dict[str, Any], seed: int) -> None:
     cut = Cut(g, np.random.default_rng(seed))
     same("read_ranges", *cut.ranged(g))
-    *_, first, last, piece, start, stop, user_rows = arguments = cut.ranged(g)
+    *_, first, last, piece, start, stop, out_pos, user_rows = arguments = cut.ranged(g)
     n, several = kernel("read_ranges")(*arguments)
     _, _, run_of_user = cut.runs
     assert several == (np.diff(run_of_user) > 1).any()
@@ -195,6 +196,7 @@ def test_read_ranges_hold_the_newest_of_each_length(g: dict[str, Any], seed: int
         for r in range(run_of_user[u], run_of_user[u + 1]):
             # As wide as a user's examples need, no wider than its run.
             assert first[r] >= last[r] or last[r] <= cut.run_row[r + 1] - cut.run_row[r]
+    assert np.diff(out_pos[: n + 1]).tolist() == (stop[:n] - start[:n]).tolist()
     assert user_rows[-1] == sum(np.maximum(last - first, 0))
 
 

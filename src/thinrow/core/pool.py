@@ -8,8 +8,7 @@ goes; the next batch's array of 8 MB lies in the same memory, and holds whatever
 from __future__ import annotations
 
 import threading
-import weakref
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,15 @@ KEPT_BYTES = 512 << 20
 
 
 class _Block(np.ndarray[Any, Any]):
-    """Memory on loan: a type of its own, so that NumPy keeps the loan, not what it lies in, as base of its views."""
+    """Memory, or a part of it on loan: a type of its own, so that NumPy keeps the loan, not what it lies in, as base of
+    its views. A loan gives the memory back when the last of them goes."""
+
+    lent: tuple[Pool, _Block]
+
+    def __del__(self) -> None:
+        lent = self.__dict__.get("lent")
+        if lent is not None:
+            lent[0]._give_back(lent[1])
 
 
 class Pool:
@@ -46,8 +53,8 @@ class Pool:
                 self._waiting -= size
         if block is None:
             block = np.empty(size, np.uint8).view(_Block)
-        loan = block[:n_bytes]
-        weakref.finalize(loan, self._give_back, block).atexit = False
+        loan = cast(_Block, block[:n_bytes])
+        loan.lent = self, block
         return loan.view(np.ndarray).view(kind)
 
     def _give_back(self, block: _Block) -> None:

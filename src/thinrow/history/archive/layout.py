@@ -63,6 +63,9 @@ class StoredColumn:
     ragged: bool = False
     size: int = 0
 
+    def __hash__(self) -> int:
+        return self.id
+
     def check(self) -> None:
         """Raises TypeError or ValueError where a file said of a column what no writer says."""
         kinds = {"id": int, "name": str, "dtype": str, "group": str, "nullable": bool, "ragged": bool, "size": int}

@@ -78,12 +78,21 @@ class RowReader:
     """
 
     def __init__(
-        self, generation: Generation, pieces: Pieces, piece: Ints, start: Ints, stop: Ints, stats: ReadStats
+        self,
+        generation: Generation,
+        pieces: Pieces,
+        piece: Ints,
+        start: Ints,
+        stop: Ints,
+        stats: ReadStats,
+        out_pos: Ints | None = None,
     ) -> None:
-        """Rows ``[start[i], stop[i])`` (within the piece) of piece ``piece[i]``, delivered one after another."""
+        """Rows ``[start[i], stop[i])`` (within the piece) of piece ``piece[i]``, delivered one after another.
+
+        ``out_pos``: the offsets of these ranges in what is delivered, where the caller has them."""
         self.generation, self.pieces, self.stats = generation, pieces, stats
         self._runs = piece, start, stop
-        self.out_pos = offsets_of(stop - start)
+        self.out_pos = offsets_of(stop - start) if out_pos is None else out_pos
         self.total = int(self.out_pos[-1])
 
     def column(self, spec: StoredColumn, rows: Ints | None = None) -> Column:
@@ -136,20 +145,25 @@ class RowReader:
 
     @cached_property
     def _mapped(self) -> bool:
-        return self.generation.tables.of(len(self.generation.segments), ()).prepare(self.generation, self._segment)
+        return self._prepare(self.generation.tables.of(len(self.generation.segments), ()))
+
+    def _prepare(self, found: ReadTables) -> bool:
+        """``ReadTables.prepare`` of what the runs lie in, or of all that their index entries were looked up in."""
+        if self.pieces.segments is None:
+            return found.prepare(self.generation, self._segment)
+        return found.prepare_set(self.generation, self.pieces.segments)
 
     def _at_once(self, specs: tuple[StoredColumn, ...], rows: Ints | None) -> list[Column | None]:
         """The columns in one call; None of those that it cannot read."""
         since = time.perf_counter()
         found = self.generation.tables.of(len(self.generation.segments), specs)
         nothing: list[Column | None] = [None] * len(specs)
-        if not found.prepare(self.generation, self._segment):
+        if not self._prepare(found):
             return nothing
         # Memory for more rows than stripes are written with is taken when they are known to be there.
         if self.total > len(self._segment) * STRIPE_ROWS and not self._read(found, [], rows)[0]:
             return nothing
-        tables = found.tables
-        out = [pool.empty(self.total * n, t) for n, t in zip(tables.per_row.tolist(), found.dtypes, strict=True)]
+        out = [pool.empty(self.total * n, t) for n, t in found.shapes]
         sound, refused, used = self._read(found, out, rows)
         if not sound:
             return nothing

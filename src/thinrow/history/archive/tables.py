@@ -32,6 +32,7 @@ from thinrow.core.stripes import (
 )
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.segment import Segment
+from thinrow.history.archive.segments import SegmentSet
 from thinrow.storage.pages import PagedTable
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class ReadTables:
         values: stream of each column's values.
         nulls: that of its nulls, -1 where it cannot be null.
         dtypes: of what each stream is decoded to.
+        shapes: values a row and dtype of each stream.
     """
 
     def __init__(self, n_segments: int, specs: tuple[StoredColumn, ...]) -> None:
@@ -67,7 +69,18 @@ class ReadTables:
             self._streams.append((spec, TEXT if spec.is_bytes else VALUES))
         self.dtypes = [np.dtype(_dtype(spec, kind)) for spec, kind in self._streams]
         per_row = [1 if kind == NULLS else max(spec.size, 1) for spec, kind in self._streams]
+        self.shapes = list(zip(per_row, self.dtypes, strict=True))
         self.tables = StripeTables(n_segments, [kind for _, kind in self._streams], per_row)
+        self._sets: dict[SegmentSet, bool] = {}
+
+    def prepare_set(self, generation: Generation, segments: SegmentSet) -> bool:
+        """``prepare`` of all segments of a set, asked once."""
+        found = self._sets.get(segments)
+        if found is None:
+            if len(self._sets) >= _MAX_TABLES:
+                self._sets.clear()
+            found = self._sets[segments] = self.prepare(generation, segments.numbers)
+        return found
 
     def prepare(self, generation: Generation, segments: Ints) -> bool:
         """Make the segments of these numbers (repeats allowed) known; False where a file cannot be mapped.

@@ -28,6 +28,8 @@ from thinrow.kernels import kernel
 
 _EVENT_TS, _ARRIVAL, _HIDDEN_FROM = key_columns()
 _NONE = np.empty(0, np.int64)
+#: So many pieces are read in one call, rows that nobody asks for too, because a call costs more than these.
+_FEW = 8
 
 
 class Window:
@@ -75,25 +77,31 @@ class Window:
         found = self.pieces
         n = len(found.records)
         self.key_off, mixed, latest = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+        out_pos = np.empty(n + 1, np.int64)
         #: What kernels go by: index entries, runs, where keys are, keys, examples.
         self._runs = found.records, found.run_off, found.run_of_user
         self._examples = self.user_of, self.request_ts, self.bound
-        n, rows, hidden = kernel("mark_mixed")(*self._runs, *self._examples, self.key_off, mixed, latest)
+        n, rows, hidden = kernel("mark_mixed")(*self._runs, *self._examples, self.key_off, mixed, latest, out_pos)
         self.stats.mixed_pieces += n
         self.stats.clock("index", since)
         self._keys = _NONE, _NONE, _NONE
         if not rows:
             return
-        mixed, latest = mixed[:n], latest[:n]
-        lengths = found.records["n_rows"][mixed].astype(np.int64)
-        reader = RowReader(self.generation, found, mixed, np.zeros(n, np.int64), lengths, self.stats)
+        mixed, latest, out_pos = mixed[:n], latest[:n], out_pos[: n + 1]
+        none, lengths = np.zeros(n, np.int64), out_pos[1:] - out_pos[:-1]
+        reader = RowReader(self.generation, found, mixed, none, lengths, self.stats, out_pos)
         if len(found.hides) or hidden:
             self._keys = self._decode_keys(reader, np.searchsorted(found.piece_off, mixed, side="right") - 1)
             return
-        # Nothing is hidden here, and of what no request reaches no arrival number is asked.
-        event_ts, needed = reader.column(_EVENT_TS).values, np.empty(n, np.int64)
-        kernel("rows_before")(reader.out_pos, event_ts, latest, needed)
-        self._keys = event_ts, reader.column(_ARRIVAL, needed).values, _NONE
+        # Nothing is hidden here.
+        if n <= _FEW:
+            event_ts, arrival = reader.columns((_EVENT_TS, _ARRIVAL))
+        else:
+            # Of what no request reaches no arrival number is asked.
+            (event_ts,), needed = reader.columns((_EVENT_TS,)), np.empty(n, np.int64)
+            kernel("rows_before")(out_pos, event_ts.values, latest, needed)
+            (arrival,) = reader.columns((_ARRIVAL,), needed)
+        self._keys = event_ts.values, arrival.values, _NONE
 
     def _decode_keys(self, reader: RowReader, owner: Ints) -> tuple[Ints, Ints, Ints]:
         """Keys of all rows, hides applied; ``owner`` is the user of each piece that ``reader`` reads."""
@@ -146,13 +154,14 @@ class Window:
         n, n_runs = len(self.pieces.records), len(self.pieces.run_off) - 1
         first, last, user_off = (np.empty(k, np.int64) for k in (n_runs, n_runs, len(self.pieces.users) + 1))
         piece, start, stop = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+        out_pos = np.empty(n + 1, np.int64)
         n, several = kernel("read_ranges")(
             *self._runs, self.key_off, *self._keys, *self._examples, oldest_ts, max_len,
-            first, last, piece, start, stop, user_off,
+            first, last, piece, start, stop, out_pos, user_off,
         )  # fmt: skip
         piece, start, stop = piece[:n], start[:n], stop[:n]
         self.stats.clock("index", since)
-        reader = RowReader(self.generation, self.pieces, piece, start, stop, self.stats)
+        reader = RowReader(self.generation, self.pieces, piece, start, stop, self.stats, out_pos[: n + 1])
         if self.pieces.segments is None or self.pieces.segments.buffers is None:
             reader.prefetch(columns)
         try:

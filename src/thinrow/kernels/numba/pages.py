@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 
 _HEAD = 8
 #: Keys that are searched together: each step of one asks for memory while the others take theirs.
-_ABREAST = 8
+_ABREAST = 16
 
 
 @njit

