@@ -25,6 +25,7 @@ from thinrow.testing.servers import needs_redis
 pytestmark = needs_redis
 SCHEMA = contract_schema()
 EPOCH = 1 << EPOCH_BITS
+WRITES = (redis_transaction.APPEND, redis_transaction.WRITE)
 
 
 @pytest.fixture
@@ -279,7 +280,7 @@ def lose_answer(monkeypatch, after, meanwhile=lambda: None):
     pipeline, lost = RedisLink.pipeline, []
 
     def once(link, commands):
-        if not lost and any(redis_transaction._SHA[redis_transaction.WRITE] in c for c in commands):
+        if not lost and any(redis_transaction._SHA[s] in c for c in commands for s in WRITES):
             lost.append(1)
             pipeline(link, commands[:after])
             meanwhile()
@@ -317,6 +318,21 @@ def test_others_may_write_before_an_answer_is_looked_for(server, tmp_path, monke
     assert read(tier, [1]).top.tolist() == [4 + others]
     tier.close()
     other.close()
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_numbers_of_a_lost_answer_are_those_that_were_given(server, tmp_path, monkeypatch, after):
+    def restart():
+        server.kill()
+        server.start()
+
+    tier = opened(server, tmp_path)
+    append_rows(tier, rows([1, 2], 2, 100))
+    lose_answer(monkeypatch, after, restart)
+    given = append_rows(tier, rows([1, 2], 1)).arrivals.tolist()
+    assert given == [3 if i < after else EPOCH + 1 for i in range(2)]
+    assert [events[-1][0] for events in listed(read(tier, [1, 2])).values()] == given
+    tier.close()
 
 
 def test_two_processes_number_one_user_without_gaps(server, tmp_path):

@@ -200,7 +200,7 @@ class BlockTier(ABC):
         txn.fetch(grouped.keys, [*batch.id_keys, *batch.target_keys])
         counters, trimmed = self._counters(txn, grouped.keys)
         # The floor may have risen above the counters of known users: an epoch has begun.
-        counters = np.maximum(counters, self._floor)
+        counters = np.maximum(counters, self._floors(txn, grouped.keys))
         known = self._known(txn, batch)
         new = known == 0
         fresh = offsets_of(new)
@@ -226,11 +226,15 @@ class BlockTier(ABC):
     def _counters(self, txn: Reading, keys: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Counter and trimmed_through of each user; the floor and 0 where unknown."""
         found = txn.pairs("users", keys)
-        counters, trimmed = np.full(len(keys), self._floor, np.int64), np.zeros(len(keys), np.int64)
+        counters, trimmed = self._floors(txn, keys), np.zeros(len(keys), np.int64)
         if found:
             at = [i for i, key in enumerate(keys) if key in found]
             counters[at], trimmed[at] = unpack_pairs([found[keys[i]] for i in at], self._name, "the user counters")
         return counters, trimmed
+
+    def _floors(self, txn: Reading, keys: list[bytes]) -> npt.NDArray[np.int64]:
+        """(U,) the number up to which (inclusive) none is given to each user."""
+        return np.full(len(keys), self._floor, np.int64)
 
     def _known(self, txn: Reading, batch: Batch) -> npt.NDArray[np.int64]:
         """Arrival of the rows whose id was appended before, 0 of the others."""
@@ -407,7 +411,7 @@ class BlockTier(ABC):
 
         def work(txn: Writing) -> npt.NDArray[np.int64]:
             counters, trimmed = self._counters(txn, keys)
-            first = np.maximum(np.maximum(counters, at_least), self._floor)
+            first = np.maximum(np.maximum(counters, at_least), self._floors(txn, keys))
             _refuse_overflow(users, first, n)
             txn.put_pairs("users", zip(keys, pack_pairs(first + n, trimmed), strict=True))
             return first

@@ -36,7 +36,7 @@ from thinrow.core.errors import (
     UserKindError,
 )
 from thinrow.core.users import Users, as_users
-from thinrow.history.recent.blocks import BlockTier, Writing, check_evolution
+from thinrow.history.recent.blocks import BlockTier, Reading, Writing, check_evolution
 from thinrow.history.recent.keys import is_sealed, seal, user_keys, users_of_keys
 from thinrow.history.recent.redis_link import Patience, RedisLink, RedisLocation, pack
 from thinrow.history.recent.redis_transaction import (
@@ -49,6 +49,7 @@ from thinrow.history.recent.redis_transaction import (
     TooFewReplicas,
     Torn,
     call_of,
+    reign_of,
 )
 from thinrow.history.recent.rows import FORMAT
 from thinrow.history.recent.tier import Advance, AppendResult, Resolve
@@ -102,9 +103,9 @@ class RedisRecent(BlockTier):
                     f"{location} holds events of a store already; open that, or choose another name, or delete its keys"
                 )
             if meta[0] is None:
-                self._begin(_reign(info))
+                self._begin(reign_of(info))
             self._load()
-            self._enter(_reign(info))
+            self._enter(reign_of(info))
             self._learn(schema)
         except BaseException:
             self.close()
@@ -161,6 +162,16 @@ class RedisRecent(BlockTier):
 
     # --- what BlockTier asks for -------------------------------------------------------------------------------
 
+    @property
+    def floor(self) -> int:
+        """See ``redis_transaction.Server``."""
+        return self._floor
+
+    def _floors(self, txn: Reading, keys: list[bytes]) -> npt.NDArray[np.int64]:
+        # Of a user who is written already, that of the time: its numbers are given.
+        assert isinstance(txn, RedisTransaction)
+        return np.array([txn.views[key].floor for key in keys], np.int64)
+
     @contextmanager
     def _read(self) -> Iterator[RedisTransaction]:
         yield RedisTransaction(self._live(), self._keys, self)
@@ -215,7 +226,7 @@ class RedisRecent(BlockTier):
     def settle(self, meta: Sequence[Any], replication: bytes) -> None:
         """See ``redis_transaction.Server``."""
         tier, floor = meta
-        reign = _reign(replication)
+        reign = reign_of(replication)
         if tier is None:
             warnings.warn(
                 f"Redis at {self.location.server} has lost the recent tier {self.location.name!r}, and with it what "
@@ -299,7 +310,11 @@ def check_server(link: RedisLink) -> None:
         StoreError: it may drop events, or does not keep them as durably as was asked; names the command that helps.
     """
     location = link.location
-    info = {**fields_of(link.ask(b"INFO", b"memory")), **fields_of(link.ask(b"INFO", b"persistence"))}
+    info, patience = _memory_and_files(link), Patience(location)
+    while info.get("loading") == "1":
+        # While it reads its log it says that it keeps none.
+        patience.after(StoreError("it is loading its files"))
+        info = _memory_and_files(link)
     if info.get("maxmemory_policy", "noeviction") != "noeviction":
         raise StoreError(
             f"Redis at {location.server} has maxmemory-policy {info['maxmemory_policy']} and would drop events to make "
@@ -327,6 +342,10 @@ def check_server(link: RedisLink) -> None:
             f"Redis at {location.server} has appendfsync {fsync}, but durability={location.durability} is asked for; "
             f"run: CONFIG SET appendfsync {location.durability}"
         )
+
+
+def _memory_and_files(link: RedisLink) -> dict[str, str]:
+    return {**fields_of(link.ask(b"INFO", b"memory")), **fields_of(link.ask(b"INFO", b"persistence"))}
 
 
 def rewrite_files(link: RedisLink) -> None:
@@ -376,12 +395,6 @@ def fields_of(info: bytes) -> dict[str, str]:
     """The fields of an INFO reply."""
     lines = (line.partition(":") for line in info.decode(errors="replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
-
-
-def _reign(replication: bytes) -> str:
-    """What is the same for as long as one server is master without a break: its replication id."""
-    at = replication.index(b"master_replid:") + len(b"master_replid:")
-    return replication[at : at + 40].decode()
 
 
 def _sealed_schema(schema: EventSchema) -> tuple[bytes, bytes]:

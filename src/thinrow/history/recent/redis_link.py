@@ -115,7 +115,7 @@ class RedisLocation:
 
 def pack(*arguments: bytes) -> bytes:
     """A command as RESP bytes."""
-    return b"".join([b"*%d\r\n" % len(arguments), *[b"$%d\r\n%b\r\n" % (len(a), a) for a in arguments]])
+    return b"*%d\r\n" % len(arguments) + b"".join([b"$%d\r\n%b\r\n" % (len(a), a) for a in arguments])
 
 
 class RedisLink:
@@ -136,7 +136,7 @@ class RedisLink:
         self.location, self._scripts = location, [pack(b"SCRIPT", b"LOAD", s.encode()) for s in scripts]
         self._lost: tuple[type[Exception], ...] = (redis.ConnectionError, redis.TimeoutError, OSError)
         self._no_connection = (*self._lost, redis.ResponseError)
-        self._refused, self._unknown_script = redis.ResponseError, redis.exceptions.NoScriptError
+        self._unknown_script = redis.exceptions.NoScriptError
         kind = redis.SSLConnection if location.tls else redis.Connection
         self._pool = redis.ConnectionPool(
             connection_class=kind,
@@ -165,11 +165,9 @@ class RedisLink:
         try:
             for part in _parts(commands):
                 connection.send_packed_command([b"".join(part)], check_health=False)
-                for _ in part:
-                    try:
-                        replies.append(connection.read_response())
-                    except self._refused as e:
-                        replies.append(e)
+                # Errors are returned by the parser; the connection's own method would raise each, at twice the time.
+                read = connection._parser.read_response
+                replies += [read(disable_decoding=True) for _ in part]
         except self._lost as e:
             connection.disconnect()
             return replies, e

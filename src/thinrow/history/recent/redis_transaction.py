@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ _PAIR = PAIR_DTYPE.itemsize
 _TOKEN, _TOKENS = 8, 4
 _NO_TOKENS = bytes(_TOKEN * _TOKENS)
 _SCAN_COUNT = b"2000"
+#: What was read so long ago may be of a server that has been replaced since.
+_STALE_S = 0.2
 
 #: Of KEYS list and ids: expected record, new record ("" forgets the user), blocks to drop from the front, how many
 #: blocks follow, how many of these go to the front, how many fields of ids are dropped; then blocks, dropped fields,
@@ -64,6 +67,21 @@ else
 end
 each(7 + front, 6 + blocks, function(...) redis.call('RPUSH', list, ...) end)
 each(at + gone, #ARGV, function(...) redis.call('HSET', ids, ...) end)
+return 1
+"""
+
+#: ``WRITE`` of blocks alone, which is most of what is written. Of KEYS list: expected record, new record, blocks.
+APPEND = """
+local list = KEYS[1]
+local now = redis.call('LINDEX', list, 0) or ''
+if now ~= ARGV[1] then return string.find(now, string.sub(ARGV[2], -8), 21, true) and 2 or 0 end
+if now == '' then
+  redis.call('RPUSH', list, ARGV[2], ARGV[3])
+else
+  redis.call('LSET', list, 0, ARGV[2])
+  redis.call('RPUSH', list, ARGV[3])
+end
+for i = 4, #ARGV do redis.call('RPUSH', list, ARGV[i]) end
 return 1
 """
 
@@ -113,8 +131,14 @@ if redis.call('HEXISTS', KEYS[1], 'tier') == 1 then return 0 end
 redis.call('HSET', KEYS[1], unpack(ARGV))
 return 1
 """
-SCRIPTS = (WRITE, BEGINNING, ADVANCE, RAISE, BEGIN)
+SCRIPTS = (APPEND, WRITE, BEGINNING, ADVANCE, RAISE, BEGIN)
 _SHA = {script: hashlib.sha1(script.encode()).hexdigest().encode() for script in SCRIPTS}
+
+
+_CALL_APPEND = (
+    b"*%%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n$%%d\r\n%%b\r\n$%%d\r\n%%b\r\n$%%d\r\n%%b\r\n" % _SHA[APPEND]
+)
+_RECORD = b"*3\r\n$6\r\nLINDEX\r\n$%d\r\n%b\r\n$1\r\n0\r\n"
 
 
 def call_of(script: str, keys: Sequence[bytes], *arguments: bytes) -> bytes:
@@ -131,10 +155,12 @@ class RedisKeys:
         self.positions = self.meta + b":positions"
         self.pattern = self._prefix + b"*"
 
-    def user(self, user_key: bytes) -> bytes:
-        """The list of a user."""
-        name = users_of_keys([user_key], self._kind)[0]
-        return self._prefix + str(name).encode() + b"}"
+    def users(self, user_keys: Sequence[bytes]) -> list[bytes]:
+        """The list of each user."""
+        prefix = self._prefix
+        if self._kind == "int64":
+            return [b"%b%d}" % (prefix, user) for user in users_of_keys(user_keys, "int64").tolist()]
+        return [b"%b%b}" % (prefix, user.encode()) for user in users_of_keys(user_keys, "string")]
 
     def user_keys(self, found: Iterable[bytes], suffix: bytes = b"}") -> Iterator[tuple[bytes, bytes]]:
         """(user key, key) of the user's keys that end so, among keys of the store."""
@@ -148,10 +174,18 @@ class RedisKeys:
             return ((int(name) + (1 << 63)) & ((1 << 64) - 1)).to_bytes(8, "big")
         return bytes(b + 1 for b in name) + b"\0"
 
-    def split(self, key: bytes) -> tuple[bytes, bytes]:
-        """User key and event id of a key in ``ids``."""
-        at = 8 if self._kind == "int64" else key.index(0) + 1
-        return key[:at], key[at:]
+    def by_user(self, ids: Iterable[bytes]) -> dict[bytes, list[bytes]]:
+        """Keys in ``ids`` by user key."""
+        found: dict[bytes, list[bytes]] = {}
+        mine: list[bytes] | None
+        fixed, last, mine = self._kind == "int64", b"", None
+        for key in ids:
+            # Most are sorted by user; no user's key begins another's.
+            if mine is None or not key.startswith(last):
+                last = key[: 8 if fixed else key.index(0) + 1]
+                mine = found.setdefault(last, [])
+            mine.append(key)
+        return found
 
 
 @dataclass(slots=True)
@@ -161,41 +195,46 @@ class View:
     Attributes:
         key: of the list.
         record: as read; empty where the user is unknown, None where it has not been read.
-        ids: event id -> pair, empty where there is none.
         listed: the blocks, where they were read: elements of the list.
         begun: how many blocks begin at or before a trim, and the last of them.
+        ids: new ones, each with its pair, packed.
         pair: the new one; empty forgets the user.
+        floor: no number up to it (inclusive) is given to the user.
         done: whether it is written.
         sent: whether it may be.
     """
 
     key: bytes
     record: bytes | None = None
-    ids: dict[bytes, bytes] = field(default_factory=dict)
     listed: list[bytes] | None = None
     begun: tuple[int, bytes] | None = None
     pair: bytes | None = None
     drop: int = 0
     front: list[bytes] = field(default_factory=list)
     blocks: list[bytes] = field(default_factory=list)
-    new_ids: list[bytes] = field(default_factory=list)
+    ids: list[bytes] = field(default_factory=list)
     dropped_ids: list[bytes] = field(default_factory=list)
+    floor: int = 0
     done: bool = False
     sent: bool = False
 
     def unread(self) -> None:
         """Forget what was read, but not that it may be written."""
         self.record, self.listed, self.begun = None, None, None
-        self.ids = {}
 
     def unwritten(self) -> None:
         """Forget what was to be written."""
         self.pair, self.drop = None, 0
-        self.front, self.blocks, self.new_ids, self.dropped_ids = [], [], [], []
+        self.front, self.blocks, self.ids, self.dropped_ids = [], [], [], []
 
 
 class Server(Protocol):
     """What a call asks of the tier."""
+
+    @property
+    def floor(self) -> int:
+        """The number up to which none is given."""
+        ...
 
     def settle(self, meta: Sequence[Any], replication: bytes) -> None:
         """See that numbers begin above all that were given before, by the state of the server."""
@@ -220,9 +259,11 @@ class RedisTransaction:
     def __init__(self, link: RedisLink, keys: RedisKeys, server: Server) -> None:
         self._link, self._keys, self._server = link, keys, server
         self.views: dict[bytes, View] = {}
+        self._ids: dict[bytes, bytes] = {}
         self._token = secrets.token_bytes(_TOKEN)
         self._positions: dict[bytes, bytes] = {}
         self._advances: list[tuple[bytes, bytes]] = []
+        self._reign, self._read_at = b"", 0.0
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -230,14 +271,14 @@ class RedisTransaction:
         self, users: Sequence[bytes], ids: Sequence[bytes] = (), *, blocks: bool = False, through: Sequence[int] = ()
     ) -> None:
         """Read what the call is about to ask for, in one round trip."""
-        wanted: dict[bytes, list[bytes]] = {}
-        for key in ids:
-            user, name = self._keys.split(key)
-            wanted.setdefault(user, []).append(name)
+        wanted = self._keys.by_user(k for k in ids if k not in self._ids) if ids else {}
+        new = [user for user in users if user not in self.views]
+        if new:
+            self.views.update(zip(new, map(View, self._keys.users(new)), strict=True))
         commands: list[bytes] = []
         takers: list[tuple[View, Callable[..., None], list[bytes]]] = []
         for i, user in enumerate(users):
-            view = self._view(user)
+            view = self.views[user]
             if view.done:
                 continue
             if through:
@@ -247,17 +288,23 @@ class RedisTransaction:
                 commands.append(pack(b"LRANGE", view.key, b"0", b"-1"))
                 takers.append((view, _take_list, []))
             elif view.record is None:
-                commands.append(pack(b"LINDEX", view.key, b"0"))
+                commands.append(_RECORD % (len(view.key), view.key))
                 takers.append((view, _take_record, []))
-            names = [n for n in wanted.get(user, ()) if n not in view.ids]
-            if names:
-                commands.append(pack(b"HMGET", view.key + b":i", *names))
-                takers.append((view, _take_ids, names))
+            if user in wanted:
+                names, at = wanted[user], len(user)
+                commands.append(
+                    b"*%d\r\n$5\r\nHMGET\r\n$%d\r\n%b:i\r\n" % (2 + len(names), len(view.key) + 2, view.key)
+                    + b"".join([b"$%d\r\n%b\r\n" % (len(n) - at, n[at:]) for n in names])
+                )
+                takers.append((view, self._take_ids, names))
         commands += [pack(b"HMGET", self._keys.meta, b"tier", b"floor"), pack(b"INFO", b"replication")]
         replies = self._link.read(commands)
         for (view, take, names), reply in zip(takers, replies, strict=False):
             take(view, reply, names)
         self._server.settle(replies[-2], replies[-1])
+        for view, _, _ in takers:
+            view.floor = self._server.floor
+        self._reign, self._read_at = replies[-1], time.monotonic()
 
     def pairs(self, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """See ``Reading``."""
@@ -267,18 +314,17 @@ class RedisTransaction:
                 self._positions = {k: v for k, v in zip(keys, found, strict=True) if v is not None}
             return self._positions
         if name == "ids":
-            return self._ids(keys)
+            missing = [k for k in keys if k not in self._ids]
+            if missing:
+                self.fetch(list(self._keys.by_user(missing)), missing)
+            return {k: v for k in keys if (v := self._ids[k])}
         missing = [k for k in keys if self._view(k).record is None]
         if missing:
             self.fetch(missing)
         return {k: r[:_PAIR] for k in keys if (r := self.views[k].record)}
 
-    def _ids(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        split = [self._keys.split(k) for k in keys]
-        missing = [k for k, (u, n) in zip(keys, split, strict=True) if n not in self._view(u).ids]
-        if missing:
-            self.fetch(list(dict.fromkeys(self._keys.split(k)[0] for k in missing)), missing)
-        return {k: v for k, (u, n) in zip(keys, split, strict=True) if (v := self.views[u].ids[n])}
+    def _take_ids(self, _: View, reply: list[bytes | None], names: list[bytes]) -> None:
+        self._ids.update(zip(names, [r or b"" for r in reply], strict=True))
 
     def blocks(self, user_key: bytes, after: int, into_keys: list[bytes], into_values: list[bytes]) -> int:
         """See ``Reading``."""
@@ -313,11 +359,11 @@ class RedisTransaction:
             yield from sorted((k, v) for k, v in held if k.startswith(prefix))
         elif name == "users":
             for user in self.known():
-                record = self._link.ask(b"LINDEX", self._keys.user(user), b"0")
+                record = self._link.ask(b"LINDEX", self._view(user).key, b"0")
                 if record:
                     yield user, record[:_PAIR]
         elif prefix:
-            yield from self._ids_of(prefix, self._keys.user(prefix) + b":i")
+            yield from self._ids_of(prefix, self._view(prefix).key + b":i")
         else:
             for some in self._lists(b"}:i"):
                 for user, key in some:
@@ -347,7 +393,7 @@ class RedisTransaction:
     def _view(self, user_key: bytes) -> View:
         view = self.views.get(user_key)
         if view is None:
-            view = self.views[user_key] = View(self._keys.user(user_key))
+            view = self.views[user_key] = View(self._keys.users([user_key])[0])
         return view
 
     # --- writing -----------------------------------------------------------------------------------------------
@@ -357,15 +403,16 @@ class RedisTransaction:
         if name == "positions":
             self._advances = list(items)
             return
-        for key, value in items:
-            user, field_name = (key, b"") if name == "users" else self._keys.split(key)
-            view = self._view(user)
-            if view.done:
-                continue
-            if name == "users":
-                view.pair = value
-            else:
-                view.new_ids += (field_name, value)
+        if name == "users":
+            for user, value in items:
+                if not (view := self._view(user)).done:
+                    view.pair = value
+            return
+        pairs = dict(items)
+        for user, names in self._keys.by_user(pairs).items():
+            view, at = self._view(user), len(user)
+            if not view.done:
+                view.ids = [b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(n) - at, n[at:], _PAIR, pairs[n]) for n in names]
 
     def put_blocks(self, items: Iterable[tuple[bytes, bytes]]) -> None:
         """See ``Writing``."""
@@ -385,25 +432,28 @@ class RedisTransaction:
 
     def drop_pairs(self, name: str, keys: Sequence[bytes]) -> None:
         """See ``Writing``."""
-        for key in keys:
-            user, field_name = (key, b"") if name == "users" else self._keys.split(key)
+        for user, names in ({k: [] for k in keys} if name == "users" else self._keys.by_user(keys)).items():
             view = self._view(user)
             if view.done:
                 continue
             if name == "users":
                 view.pair = b""
             else:
-                view.dropped_ids.append(field_name)
+                view.dropped_ids += [n[len(user) :] for n in names]
 
     def raise_floor(self, at_least: int) -> None:
         """See ``Writing``; at once, for it must hold before a user is forgotten."""
         self._server.begin_above(at_least)
 
     def start(self) -> None:
-        """Before the work is done, for the first time or again."""
-        for view in self.views.values():
-            if not view.done:
-                view.unwritten()
+        """Before the work is done, for the first time or again: then the server may be another one."""
+        again = {user: view for user, view in self.views.items() if not view.done}
+        for view in again.values():
+            view.unread()
+            view.unwritten()
+        if again:
+            mine = self._keys.by_user(self._ids)
+            self._ids = {k: self._ids[k] for user in mine.keys() - again.keys() for k in mine[user]}
         self._advances = []
 
     def done(self) -> set[bytes]:
@@ -418,6 +468,10 @@ class RedisTransaction:
             Torn: it cannot be known whether rows are there.
         """
         todo = {u: v for u, v in self.views.items() if not v.done and _writes(v)}
+        if todo and time.monotonic() - self._read_at > _STALE_S:
+            reign = self._link.ask(b"INFO", b"replication")
+            if reign_of(reign) != reign_of(self._reign):
+                return Moved("another server took over")
         commands = [self._command(v) for v in todo.values()]
         waits = self._link.location.replicas
         if waits:
@@ -432,7 +486,6 @@ class RedisTransaction:
             elif reply:
                 view.done = True
             else:
-                view.unread()
                 error = error or Moved("a record is not the one that was read")
         if lost is not None:
             for view in list(todo.values())[len(replies) :]:
@@ -450,18 +503,15 @@ class RedisTransaction:
         held = view.record[_PAIR:] or _NO_TOKENS
         pair = view.record[:_PAIR] if view.pair is None else view.pair
         record = pair + held[_TOKEN:] + self._token if pair else b""
+        if view.blocks and not (view.drop or view.ids or view.dropped_ids):
+            key, before, blocks = view.key, view.record, view.blocks
+            sizes = len(key), key, len(before), before, len(record), record
+            return _CALL_APPEND % (6 + len(blocks), *sizes) + b"".join([b"$%d\r\n%b\r\n" % (len(b), b) for b in blocks])
         counts = view.drop, len(view.front) + len(view.blocks), len(view.front), len(view.dropped_ids)
-        return call_of(
-            WRITE,
-            [view.key, view.key + b":i"],
-            view.record,
-            record,
-            *[b"%d" % c for c in counts],
-            *view.front,
-            *view.blocks,
-            *view.dropped_ids,
-            *view.new_ids,
-        )
+        parts = [*[b"%d" % c for c in counts], *view.front, *view.blocks, *view.dropped_ids]
+        n = 5 + 2 + len(parts) + 2 * len(view.ids)
+        head = [b"EVALSHA", _SHA[WRITE], b"2", view.key, view.key + b":i", view.record, record, *parts]
+        return b"*%d\r\n" % n + b"".join([b"$%d\r\n%b\r\n" % (len(a), a) for a in head]) + b"".join(view.ids)
 
     def _resolve(self, doubtful: dict[bytes, View]) -> None:
         """Find out what a lost connection left of users that it may have written."""
@@ -479,18 +529,11 @@ class RedisTransaction:
             elif (record or b"") != before:
                 # Ours would stand right behind the one that it has seen.
                 follows = before[-_TOKEN:] in tokens if before else tokens[:_TOKEN] == bytes(_TOKEN)
-                ids = len(view.new_ids) // 2
-                if not follows and record and view.blocks and not self._named(view, ids):
+                if not follows and record and view.blocks and not _named(view):
                     unknown.add(user)
-                view.unread()
             view.sent = False
         if unknown:
             raise Torn("the answer was lost, and others have written since", self.done(), unknown)
-
-    def _named(self, view: View, ids: int) -> bool:
-        """Whether every new row has an event id, so that it may be appended again."""
-        rows = sum(int.from_bytes(b[16:20], "little") for b in view.blocks)
-        return ids == rows
 
     def _advance(self) -> Exception | None:
         arguments = [part for key, value in self._advances for part in (key, self._positions.get(key, b""), value)]
@@ -502,6 +545,12 @@ class RedisTransaction:
         return None if replies[0] else Moved("a position is not the one that was read")
 
 
+def reign_of(replication: bytes) -> str:
+    """What is the same for as long as one server is master without a break: its replication id."""
+    at = replication.index(b"master_replid:") + len(b"master_replid:")
+    return replication[at : at + 40].decode()
+
+
 class Moved(Exception):
     """Somebody else wrote between reading and writing: nothing was written."""
 
@@ -511,7 +560,12 @@ class TooFewReplicas(Exception):
 
 
 def _writes(view: View) -> bool:
-    return view.pair is not None or bool(view.blocks or view.drop or view.new_ids or view.dropped_ids)
+    return view.pair is not None or bool(view.blocks or view.drop or view.ids or view.dropped_ids)
+
+
+def _named(view: View) -> bool:
+    """Whether every new row has an event id, so that it may be appended again."""
+    return len(view.ids) == sum(int.from_bytes(b[16:20], "little") for b in view.blocks)
 
 
 def _take_record(view: View, reply: bytes | None, _: list[bytes]) -> None:
@@ -524,10 +578,6 @@ def _take_list(view: View, reply: list[bytes], _: list[bytes]) -> None:
 
 def _take_beginning(view: View, reply: list[Any], _: list[bytes]) -> None:
     view.record, view.begun = reply[0] or b"", (reply[1], reply[2])
-
-
-def _take_ids(view: View, reply: list[bytes | None], names: list[bytes]) -> None:
-    view.ids.update(zip(names, [r or b"" for r in reply], strict=True))
 
 
 def _as_pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
