@@ -28,6 +28,8 @@ COMMANDS = {
     "verify": ("verify", "Check every byte of a store."),
     "inspect": ("inspect", "Show one user's history, versions and segments."),
     "export": ("export", "Write the events of a store as an Iceberg table."),
+    "import-fat-rows": ("import_fat_rows", "Turn fat rows into a store and a table of thin examples."),
+    "shadow": ("shadow", "Compare the fat rows of an existing pipeline with the store, difference by difference."),
     "train": ("train", "Train a ranker on the examples of a table."),
     "evaluate": ("evaluate", "Score examples with a checkpoint: NE, AUC, GAUC."),
     "rank": ("rank", "Rank requests with a checkpoint, and log the impressions."),

@@ -50,8 +50,8 @@ class Source(Protocol):
         """Rows in all, where that is known before."""
         ...
 
-    def chunks(self, after: int, columns: Sequence[str]) -> Iterator[Chunk]:
-        """Everything after the first ``after`` rows; of wide files only ``columns`` need be read.
+    def chunks(self, after: int, columns: Sequence[str], rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
+        """Everything after the first ``after`` rows, ``rows`` at a time; of wide files only ``columns`` need be read.
 
         Raises:
             InputError: a file is missing, damaged or of another kind.
@@ -88,10 +88,10 @@ class TableSource:
         self._table = table
         self.n_rows: int | None = table.num_rows
 
-    def chunks(self, after: int, columns: Sequence[str]) -> Iterator[Chunk]:
+    def chunks(self, after: int, columns: Sequence[str], rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
         """See ``Source.chunks``. An empty table is one chunk, so that its columns are checked."""
-        for at in range(after, max(self._table.num_rows, 1), CHUNK_ROWS):
-            yield Chunk(self._table.slice(at, CHUNK_ROWS), "", at)
+        for at in range(after, max(self._table.num_rows, 1), rows):
+            yield Chunk(self._table.slice(at, rows), "", at)
 
 
 class StreamSource:
@@ -103,7 +103,7 @@ class StreamSource:
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
 
-    def chunks(self, after: int, columns: Sequence[str]) -> Iterator[Chunk]:
+    def chunks(self, after: int, columns: Sequence[str], rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
         """See ``Source.chunks``."""
         assert after == 0, "a stream is read from its begin"
         at = 0
@@ -111,8 +111,8 @@ class StreamSource:
             if not isinstance(batch, (pa.RecordBatch, pa.Table)):
                 raise InputError(f"the stream gave a {type(batch).__name__}; it must give pyarrow record batches")
             table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
-            for first in range(0, table.num_rows, CHUNK_ROWS):
-                yield Chunk(table.slice(first, CHUNK_ROWS), "", at + first)
+            for first in range(0, table.num_rows, rows):
+                yield Chunk(table.slice(first, rows), "", at + first)
             at += table.num_rows
 
 
@@ -127,13 +127,13 @@ class FileSource:
         stats = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
         self.identity: str | None = hashlib.sha256(repr(stats).encode()).hexdigest()[:32]
 
-    def chunks(self, after: int, columns: Sequence[str]) -> Iterator[Chunk]:
+    def chunks(self, after: int, columns: Sequence[str], rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
         """See ``Source.chunks``."""
-        for path, rows in zip(self._paths, self._rows, strict=True):
-            if after >= rows:
-                after -= rows
+        for path, n_rows in zip(self._paths, self._rows, strict=True):
+            if after >= n_rows:
+                after -= n_rows
                 continue
-            for first, table in _tables(path, after, columns):
+            for first, table in _tables(path, after, columns, rows):
                 yield Chunk(table, str(path), first)
             after = 0
 
@@ -200,24 +200,24 @@ def _count(path: Path) -> int:
         raise _unreadable(path, e) from e
 
 
-def _tables(path: Path, after: int, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+def _tables(path: Path, after: int, columns: Sequence[str], rows: int) -> Iterator[tuple[int, pa.Table]]:
     """(number of the first row, rows) after the first ``after`` rows of a file."""
     try:
         kind = _kind(path)
         if kind == b"PAR1":
-            yield from _parquet(path, after, columns)
+            yield from _parquet(path, after, columns, rows)
             return
         at = 0
         for batch in _ipc_batches(path, kind):
             skip = min(max(after - at, 0), batch.num_rows)
-            for first in range(skip, batch.num_rows, CHUNK_ROWS):
-                yield at + first, pa.Table.from_batches([batch.slice(first, CHUNK_ROWS)])
+            for first in range(skip, batch.num_rows, rows):
+                yield at + first, pa.Table.from_batches([batch.slice(first, rows)])
             at += batch.num_rows
     except (pa.ArrowException, OSError) as e:
         raise _unreadable(path, e) from e
 
 
-def _parquet(path: Path, after: int, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+def _parquet(path: Path, after: int, columns: Sequence[str], n_rows: int) -> Iterator[tuple[int, pa.Table]]:
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         # Where a column is missing all are read, so that the message can say which there are.
@@ -228,7 +228,7 @@ def _parquet(path: Path, after: int, columns: Sequence[str]) -> Iterator[tuple[i
             if at + rows <= after:
                 at += rows
                 continue
-            for batch in file.iter_batches(CHUNK_ROWS, [group], columns=wanted, use_threads=False):
+            for batch in file.iter_batches(n_rows, [group], columns=wanted, use_threads=False):
                 skip = min(max(after - at, 0), batch.num_rows)
                 if skip < batch.num_rows:
                     yield at + skip, pa.Table.from_batches([batch.slice(skip)])
