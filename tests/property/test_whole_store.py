@@ -172,7 +172,7 @@ class Play(Steps):
                 self.append(rng) if not picked else None
             self.store.finish_erasures(grace_s=0)
             assert self.store.pending_erasures() == []
-            self.erased(picked, facts)
+            self.erased(picked, facts, events)
         else:
             self.settle()
 

@@ -332,10 +332,11 @@ class Steps:
             other = next(u for u in self.users if u not in picked)
             events, facts = self.some_events(rng, other)
         self.store.erase(picked, events, grace_s=0)
-        self.erased(picked, facts)
+        self.erased(picked, facts, events)
 
-    def erased(self, picked: list[Any], facts: set[Fact]) -> None:
-        """What an erasure that named these users and events leaves."""
+    def erased(self, picked: list[Any], facts: set[Fact], events: Sequence[EventsOf] = ()) -> None:
+        """What an erasure that named these users, and these facts by ``events``, leaves: of users of whom no event was
+        met, too, it forgets the ids of what is gone."""
         last = self.pin().tombstones(self.ids(picked)).whole().tolist() if picked else []
         for user, number in zip(picked, last, strict=True):
             mine = self.model.facts.get(user, [])
@@ -345,7 +346,7 @@ class Steps:
             self.top[user] = max(self.top.get(user, 0), number)
         self.settle_archived_only()
         self.model.lose(facts, STATUS_ERASED)
-        self.model.forget_ids([*picked, *(f.user for f in facts)])
+        self.model.forget_ids([*picked, *(e.user for e in events)])
         self.revoke()
 
     def settle_archived_only(self) -> None:
@@ -369,7 +370,7 @@ class Steps:
             self.store.erase(events=events, dry_run=True)
             self.settle_archived_only()
         self.store.erase(events=events, grace_s=0)
-        self.erased([], facts)
+        self.erased([], facts, events)
 
     def some_events(self, rng: np.random.Generator, user: Any) -> tuple[list[EventsOf], set[Fact]]:
         """A way to name some events of a user, and which they are."""
