@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +29,38 @@ def test_case_prints_ratios(case: str) -> None:
     assert printed["ratios"]
     assert all(key.startswith(("vs_", "threads_2_over_1")) for key in printed["ratios"])
     assert all(ratio > 0 for ratio in printed["ratios"].values())
+
+
+@pytest.fixture(scope="module")
+def git_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file in the form that ``--git-file`` takes."""
+    path, n, rng = tmp_path_factory.mktemp("git") / "changes.parquet", 6_000, np.random.default_rng(5)
+    event_ts = np.sort(rng.integers(0, 400, n)) * 60_000
+    columns = {
+        "user_id": np.sort(rng.integers(3, 40, n)).astype(np.int32),
+        "event_ts": event_ts.astype("datetime64[ms]"),
+        "arrival_ts": (event_ts + rng.integers(0, 2, n) * 7_200_000).astype("datetime64[ms]"),
+        "item_id": rng.integers(0, 900, n).astype(np.int32),
+        "action": pa.array(rng.choice(["add", "modify"], n)).dictionary_encode(),
+        "domain": rng.integers(0, 3, n).astype(np.int8),
+        "folder_id": rng.integers(0, 50, n).astype(np.int32),
+        "extension_id": rng.integers(0, 9, n).astype(np.int16),
+    }
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize("case", ["projection", "reconstruct", "single", "storage", "write"])
+def test_case_runs_on_late_events(case: str, git_file: Path) -> None:
+    options = ["--newest", "256", "--peers", "raw_copy,sorted_fat_rows"] if case == "reconstruct" else []
+    ran = subprocess.run(
+        [sys.executable, "-m", "bench", case, "--quick", "--data", "git", "--git-file", str(git_file), *options],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    printed = json.loads(ran.stdout.splitlines()[-1])
+    assert printed["ratios"]
+    assert (printed["parameters"]["data"], printed["parameters"]["events"]) == ("git", 6_000)
 
 
 def test_unknown_case_is_refused() -> None:

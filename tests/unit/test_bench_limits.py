@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench.harness import Options
 from bench.limits import BARS, Bar, as_text, judge
+from bench.table import table
 
 
 def test_worst_match_counts() -> None:
@@ -33,3 +36,24 @@ def test_every_bar_names_a_case() -> None:
 def test_options_as_arguments() -> None:
     options = Options(quick=True, work=Path("w"), newest=("256", "all"))
     assert options.arguments() == ["--quick", "--data", "synthetic", "--work", "w", "--newest", "256,all"]
+
+
+def test_several_data_sets_side_by_side() -> None:
+    bars = (Bar("single", "vs_a.p50|vs_b.p50", 1.0), Bar("storage", "vs_c_bytes", 0.9, cost=True))
+    measured = ({"vs_a.p50": 1.25, "vs_c_bytes": 0.95}, {"vs_a.p50": 0.5})
+    results = [
+        {
+            "parameters": {"single": {"data": name, "events": 1_000}},
+            "figures": {"bars": [judge(b, ratios) for b in bars]},
+        }
+        for name, ratios in zip(("retail", "git"), measured, strict=True)
+    ]
+    assert table(results).splitlines() == [
+        "| bar | required | retail, 1,000 events | git, 1,000 events |",
+        "|---|---|---|---|",
+        "| `single` `vs_a.p50` or `vs_b.p50` | at least 1 | 1.25 | **0.5** |",
+        "| `storage` `vs_c_bytes` | at most 0.9 | **0.95** | not measured |",
+    ]
+    results[1]["figures"] = {"bars": []}
+    with pytest.raises(SystemExit, match="other bars"):
+        table(results)
