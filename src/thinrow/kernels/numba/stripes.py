@@ -48,12 +48,12 @@ from thinrow.kernels.numba.blocks import decode_block
 from thinrow.kernels.numba.crc import advance
 from thinrow.kernels.numba.intrinsics import load64, pointer, prefetch
 from thinrow.kernels.numba.jit import njit
-from thinrow.kernels.numba.unpack import CHUNK, LANES, MAX_LOCAL
+from thinrow.kernels.numba.unpack import LANES, MAX_LOCAL, PATCHED, SCRATCH
 
 Array = npt.NDArray[Any]
 
 MAX_STRIPE_ROWS = 65_536
-_SPARSE, _ABSENT, _LAST_CODEC, _ZSTD = 9, 10, 12, 7
+_SPARSE, _ABSENT, _LAST_CODEC, _ZSTD = 9, 10, 13, 7
 _LINE = 64
 #: Stripes that are decoded together, column by column: their blocks fit the second cache with those of the next.
 _TOGETHER = 16
@@ -268,7 +268,7 @@ def _open(
                 if block[_CODEC] != _SPARSE:
                     return at
                 block[_CODEC] = _ABSENT
-            if (block[_WIDTH] & (LANES - 1)) > 64:
+            if (block[_WIDTH] & (LANES - 1)) > 64 and block[_WIDTH] != (PATCHED | LANES):
                 return at
             used[w] += block[_BYTES]
     return -1
@@ -463,7 +463,7 @@ def read_stripes(
         np.empty((_RUN_FIELDS, len(piece)), np.int64),
         # The third is always empty: after the last stripes nothing follows.
         np.zeros((3, len(out), _TOGETHER, _BLOCK_FIELDS), np.int64),
-        np.empty(CHUNK + 8, np.uint64),
+        np.empty(SCRATCH, np.uint64),
         np.empty(MAX_LOCAL + 8, np.uint64),
     )
     return found

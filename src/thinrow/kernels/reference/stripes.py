@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 
 MAX_STRIPE_ROWS = 65_536
 _ENTRY = np.dtype([("codec", "u1"), ("width", "u1"), ("reserved", "<u2"), ("length", "<u4"), ("crc", "<u4")])
-_SPARSE, _ABSENT, _LAST_CODEC, _ZSTD = 9, 10, 12, 7
+_SPARSE, _ABSENT, _LAST_CODEC, _ZSTD = 9, 10, 13, 7
 
 
 class _Damaged(Exception):
@@ -150,7 +150,7 @@ def _read_stream(
     if refused[w] or (kind == TEXT and codec == _ZSTD):
         refused[w] = True
         return
-    _check(width & 0x7F <= 64 and crc32c(tables.files[segment][begin : begin + size]) == crc)
+    _check((width & 0x7F <= 64 or width == 0xFF) and crc32c(tables.files[segment][begin : begin + size]) == crc)
     words = tables.words.get((w, segment), np.empty(0, np.uint64))
     one = (np.array([v], np.int64) for v in (0, begin, size))
     kinds = (np.array([v], np.uint8) for v in (codec, width))
