@@ -107,7 +107,7 @@ class _Plain:
         v = self._values = values
         self._arguments = v.words, v.float_bits, v.stripe_off, v.restarts, v.itemsize, v.codes, v.n_words
         self.codec, self.width, self.size, self._base, self._scale = kernel("plan_blocks")(*self._arguments)
-        self.coded = np.isin(self.codec, (DICTIONARY, MARKED)) | ((self.codec == MIXED) & (self._scale > 0))
+        self.coded = (self.codec == DICTIONARY) | (self.codec == MARKED) | ((self.codec == MIXED) & (self._scale > 0))
 
     def write(self, chosen: Bools, payload: U8, place: I64) -> None:
         if chosen.all() and len(payload) == self.size.sum():

@@ -64,7 +64,8 @@ def _plan_affine(words: Array, start: int, stop: int) -> Any:
     for r in range(start, stop):
         if scale == np.uint64(1):
             break
-        scale = _gcd(words[r] - base, scale)
+        if (words[r] - base) % scale:
+            scale = _gcd(words[r] - base, scale)
     if reach == np.uint64(0):
         return base, np.uint64(1), 0, reach
     return base, scale, bit_length(reach // scale), reach
@@ -73,18 +74,17 @@ def _plan_affine(words: Array, start: int, stop: int) -> Any:
 @njit
 def _plan_delta(words: Array, start: int, stop: int, restarts: Array, at: int) -> Any:
     """(min_delta, scale, width, number of restarts); ``restarts[at]`` is ``start``."""
-    low, high = np.int64(0), np.int64(0)
+    low, high = np.int64((1 << 63) - 1), np.int64(-(1 << 63))
     k = at
-    seen = False
-    for r in range(start, stop):
-        if k < len(restarts) and restarts[k] == r:
-            k += 1
-            continue
-        step = np.int64(words[r] - words[r - 1])
-        if not seen:
-            low, high, seen = step, step, True
-        low, high = min(low, step), max(high, step)
+    while k < len(restarts) and restarts[k] < stop:
+        first = restarts[k]
+        k += 1
+        for r in range(first + 1, restarts[k] if k < len(restarts) and restarts[k] < stop else stop):
+            step = np.int64(words[r] - words[r - 1])
+            low, high = min(low, step), max(high, step)
     n_restarts = k - at
+    if n_restarts == stop - start:
+        low = high = np.int64(0)
     base = np.uint64(low)
     reach = np.uint64(high) - base
     if reach == np.uint64(0):
@@ -97,7 +97,8 @@ def _plan_delta(words: Array, start: int, stop: int, restarts: Array, at: int) -
         if k < len(restarts) and restarts[k] == r:
             k += 1
             continue
-        scale = _gcd(words[r] - words[r - 1] - base, scale)
+        if (words[r] - words[r - 1] - base) % scale:
+            scale = _gcd(words[r] - words[r - 1] - base, scale)
     return base, scale, bit_length(reach // scale), n_restarts
 
 
@@ -141,25 +142,29 @@ def _is_decimal(value: Any, power: Any, kind: int) -> Any:
 @njit
 def _plan_decimal(words: Array, floats: Array, start: int, stop: int, kind: int, lengths: Array) -> Any:
     """(exponent, base, width, bytes packed) of ``(base + q) / 10^exponent``, bit for bit; or exponent -1."""
-    none, e = (-1, np.uint64(0), 0, 0), 0
+    none, e, last = (-1, np.uint64(0), 0, 0), 0, start
     for r in range(start, stop):
         # No integer is -0.0.
         if floats[r] == 0.0 and words[r] != np.uint64(0):
             return none
         while not _is_decimal(floats[r], _POWERS[e], kind):
-            e += 1
+            e, last = e + 1, r
             if e == len(_POWERS):
                 return none
-    low: Any = 1 << 62
-    high: Any = -low
-    for r in range(start, stop):
-        if not _is_decimal(floats[r], _POWERS[e], kind):
+    power = _POWERS[e]
+    # The rows before the one that asked for the last power were seen under a lower one.
+    for r in range(start, last):
+        if not _is_decimal(floats[r], power, kind):
             return none
-        q = np.int64(np.rint(floats[r] * _POWERS[e]))
+    low: Any = _MOST
+    high: Any = -_MOST
+    for r in range(start, stop):
+        q = np.rint(floats[r] * power)
         low, high = min(low, q), max(high, q)
+    low = np.int64(low)
     lengths[:] = 0
     for r in range(start, stop):
-        lengths[bit_length(np.uint64(np.int64(np.rint(floats[r] * _POWERS[e])) - low))] += 1
+        lengths[bit_length(np.uint64(np.int64(np.rint(floats[r] * power)) - low))] += 1
     size, width, _, _ = fit(lengths, stop - start)
     return e, np.uint64(low), width, size
 
@@ -216,6 +221,10 @@ def _plan_mixed(
                     return best, 0, 0
             else:
                 by_code[_BUCKETS if codes[r] == NO_CODE else _bucket(np.int64(codes[r]))] += 1
+                # Words without a code are its own, and all need codes. Fewer values than in lanes may take more bytes.
+                rare = by_code[_BUCKETS]
+                if rare >= LANES_FROM and _mixed_bytes(n, distinct - rare, rare, local_width) >= best:
+                    return best, 0, 0
     size, hot, own = best, 0, distinct
     if distinct <= MAX_LOCAL:
         size = min(size, _mixed_bytes(n, 0, distinct, local_width))
@@ -258,13 +267,15 @@ def _plan(
         if n == 0:
             continue
         a, b, w, reach = _plan_affine(words, start, stop)
-        d, e, v, n_restarts = _plan_delta(words, start, stop, restarts, piece)
-        piece += n_restarts
         base[s], scale[s], width[s] = a, b, w
         if w == 0:
+            while piece < len(restarts) and restarts[piece] < stop:
+                piece += 1
             if a != np.uint64(0):
                 codec[s], size[s] = CONSTANT, 8
             continue
+        d, e, v, n_restarts = _plan_delta(words, start, stop, restarts, piece)
+        piece += n_restarts
         row_words = words[start:stop]
         other, bits = fit_affine(row_words, a, b, w, kind > 0, lengths)
         codec[s], size[s], width[s] = PACKED, 16 + other, bits
@@ -283,6 +294,8 @@ def _plan(
         raw = (n * itemsize + 7) // 8 * 8
         # A local dictionary that costs as much as raw would win the tie by its lower id.
         limit = min(cost, raw + 1) - margin
+        # What is larger than codec 13 loses to it, here and below.
+        limit = limit if lacking == 0 else min(limit, coded + 1)
         distinct = _distinct(words, start, stop, limit, s, slot_stamp, slot_word, found)
         if distinct >= 0:
             codec[s], size[s], width[s] = LOCAL, _local_bytes(n, distinct), bit_length(np.uint64(distinct - 1))
@@ -297,10 +310,11 @@ def _plan(
                 cost = size[s]
                 base[s], scale[s] = c, exponent | kind << 8
         stamp = len(codec) + s
+        most = cost - margin if lacking == 0 else min(cost - margin, coded + 1)
         other, hot, own = _plan_mixed(
-            words, start, stop, codes, n_words, bit_length(reach), cost - margin, stamp, slot_stamp, slot_word
+            words, start, stop, codes, n_words, bit_length(reach), most, stamp, slot_stamp, slot_word
         )
-        if other < cost - margin:
+        if other < most:
             codec[s], size[s], width[s] = MIXED, other, bit_length(np.uint64(hot + own - 1))
             base[s], scale[s] = a, hot
             cost = other + margin
@@ -381,11 +395,19 @@ def _sort(words: Array) -> None:
 
 
 @njit
+def _divide(q: Array, scale: Any) -> None:
+    if scale != np.uint64(1):
+        for r in range(len(q)):
+            q[r] //= scale
+
+
+@njit
 def _quotients(words: Array, kind: int, base: Any, scale: Any, restarts: Array, start: int, q: Array) -> None:
     """What codecs 2, 3 and 6 pack; ``words`` and ``restarts`` begin with the stripe's, whose first row is ``start``."""
     if kind == PACKED:
         for r in range(len(q)):
-            q[r] = (words[r] - base) // scale
+            q[r] = words[r] - base
+        _divide(q, scale)
         return
     if kind == RAW:
         for r in range(len(q)):
@@ -393,7 +415,8 @@ def _quotients(words: Array, kind: int, base: Any, scale: Any, restarts: Array, 
         return
     q[0] = 0
     for r in range(1, len(q)):
-        q[r] = (words[r] - words[r - 1] - base) // scale
+        q[r] = words[r] - words[r - 1] - base
+    _divide(q, scale)
     for i in range(len(restarts)):
         row = restarts[i] - start
         if row >= len(q):
