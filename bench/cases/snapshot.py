@@ -40,7 +40,7 @@ from thinrow.testing.redis_server import MISSING, RedisServer, redis_is_installe
 
 _RECENT = 64
 _NEWEST = (200, 4_096)
-_SPEC = HistoriesSpec(users=500, events=1_500_000, longest=20_000)
+_SPEC = HistoriesSpec(users=400, events=1_000_000, longest=20_000)
 _BATCH = 64
 #: Delivers the newest n of each of distinct users, ascending; how many events that were.
 Read = Callable[[Ints, int], int]
@@ -52,7 +52,7 @@ def run(options: Options) -> Result:
     with ExitStack() as stack:
         work = stack.enter_context(Work(options.work))
         data = load("synthetic", work, quick=options.quick, spec=None if options.quick else _SPEC)
-        requests = 40 if options.quick else 500
+        requests = 40 if options.quick else 300
         result = Result("snapshot", {**data.parameters, "recent": _RECENT, "requests": requests, "rounds": rounds})
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=work.path)))
         contestants: dict[str, Read] = {}
@@ -147,8 +147,8 @@ def _parquet_redis(stack: ExitStack, folder: Path, port: int, archived: pa.Table
     row = struct.Struct("<" + "".join(a.dtype.char.replace("l", "q") for a in arrays.values()))
     record = np.dtype([(n, a.dtype.newbyteorder("<")) for n, a in arrays.items()])
     packed = list(map(row.pack, *(a.tolist() for a in arrays.values())))
-    for user, value in zip(recent.column("user_id").to_pylist(), packed, strict=True):
-        link.ask(b"RPUSH", b"recent:%d" % user, value)
+    owners = recent.column("user_id").to_pylist()
+    link.read([pack(b"RPUSH", b"recent:%d" % user, value) for user, value in zip(owners, packed, strict=True)])
 
     def read(users: Ints, newest: int) -> int:
         asked = [pack(b"LRANGE", b"recent:%d" % u, b"%d" % -newest, b"-1") for u in users.tolist()]

@@ -44,7 +44,8 @@ class RedisServer:
             raise StoreError(MISSING)
         self.folder = Path(tempfile.mkdtemp(prefix="redis-"))
         self.port = _free_port()
-        self._settings = ["--appendonly", "yes", "--appendfsync", appendfsync, "--save", "", *settings]
+        usual = {"appendonly": "yes", "appendfsync": appendfsync, "save": "", "repl-diskless-sync-delay": "0"}
+        self._settings = [*(word for k, v in usual.items() for word in (f"--{k}", v)), *settings]
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 

@@ -19,8 +19,8 @@ from thinrow.core.errors import CorruptionError, InputError
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import MAX_USER_BYTES
 from thinrow.core.users import UserKind, Users, as_users
-from thinrow.core.wrap import GOLDEN64, mix64_words
 from thinrow.jagged import Column
+from thinrow.kernels import kernel
 
 #: The longest string event id, in UTF-8 bytes (inclusive): user key + event id fill LMDB's 511 bytes.
 MAX_EVENT_ID_BYTES = 255
@@ -145,8 +145,8 @@ def id_keys(ids: Column, rows: npt.NDArray[np.intp], prefixes: list[bytes]) -> l
 
 
 def _check(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    first = mix64_words(np.atleast_1d(a).view(np.uint64) + np.uint64(GOLDEN64))
-    return mix64_words(first + np.atleast_1d(b).view(np.uint64)).astype(np.uint32)
+    identities: npt.NDArray[np.uint64] = kernel("identity_mix")(np.atleast_1d(a), np.atleast_1d(b))
+    return identities.astype(np.uint32)
 
 
 def pack_pairs(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> list[bytes]:

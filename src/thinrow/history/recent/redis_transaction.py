@@ -30,58 +30,54 @@ from thinrow.history.recent.keys import PAIR_DTYPE, users_of_keys
 from thinrow.history.recent.redis_link import RedisLink, pack
 
 _PAIR = PAIR_DTYPE.itemsize
-_TOKEN, _TOKENS = 8, 4
-_NO_TOKENS = bytes(_TOKEN * _TOKENS)
+_TOKEN = 8
 _SCAN_COUNT = b"2000"
 #: What was read so long ago may be of a server that has been replaced since.
 _STALE_S = 0.2
 
-#: Of KEYS list and ids: expected record, new record ("" forgets the user), blocks to drop from the front, how many
-#: blocks follow, how many of these go to the front, how many fields of ids are dropped; then blocks, dropped fields,
-#: new pairs. 1 where it was done, 2 where it had been, 0 where the record is another. What frees memory comes first: a
-#: full server lets a script go on that has begun to write.
+#: Of KEYS list and ids: the record's last token ("" where there is no record), the new pair ("" forgets the user), the
+#: call's token, blocks to drop from the front, how many blocks follow, how many of these go to the front, how many
+#: fields of ids are dropped; then blocks, dropped fields, new pairs. 1 where it was done, 2 where it had been, 0 where
+#: the record is another. What frees memory comes first: a full server lets a script go on that has begun to write.
 WRITE = """
 local list, ids = KEYS[1], KEYS[2]
 local now = redis.call('LINDEX', list, 0) or ''
-if now ~= ARGV[1] then
-  local token = string.sub(ARGV[2], -8)
-  if ARGV[2] ~= '' and string.find(now, token, 21, true) then return 2 end
-  return 0
-end
-local drop, blocks, front, gone = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+if string.sub(now, -8) ~= ARGV[1] then return string.find(now, ARGV[3], 21, true) and 2 or 0 end
+local record = ARGV[2] .. (now == '' and string.rep('\\0', 24) or string.sub(now, 29)) .. ARGV[3]
+local drop, blocks, front, gone = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local function each(first, last, call)
   for a = first, last, 4000 do call(unpack(ARGV, a, math.min(a + 3999, last))) end
 end
-local at = 7 + blocks
+local at = 8 + blocks
 each(at, at + gone - 1, function(...) redis.call('HDEL', ids, ...) end)
 if ARGV[2] == '' then
   redis.call('DEL', list)
 elseif drop > 0 then
   redis.call('LTRIM', list, drop + 1, -1)
-  each(7, 6 + front, function(...) redis.call('LPUSH', list, ...) end)
-  redis.call('LPUSH', list, ARGV[2])
+  each(8, 7 + front, function(...) redis.call('LPUSH', list, ...) end)
+  redis.call('LPUSH', list, record)
 elseif now == '' then
-  redis.call('RPUSH', list, ARGV[2])
+  redis.call('RPUSH', list, record)
 else
-  redis.call('LSET', list, 0, ARGV[2])
+  redis.call('LSET', list, 0, record)
 end
-each(7 + front, 6 + blocks, function(...) redis.call('RPUSH', list, ...) end)
+each(8 + front, 7 + blocks, function(...) redis.call('RPUSH', list, ...) end)
 each(at + gone, #ARGV, function(...) redis.call('HSET', ids, ...) end)
 return 1
 """
 
-#: ``WRITE`` of blocks alone, which is most of what is written. Of KEYS list: expected record, new record, blocks.
+#: ``WRITE`` of blocks alone, which is most of what is written. Of KEYS list: last token, new pair, token, blocks.
 APPEND = """
 local list = KEYS[1]
 local now = redis.call('LINDEX', list, 0) or ''
-if now ~= ARGV[1] then return string.find(now, string.sub(ARGV[2], -8), 21, true) and 2 or 0 end
+if string.sub(now, -8) ~= ARGV[1] then return string.find(now, ARGV[3], 21, true) and 2 or 0 end
 if now == '' then
-  redis.call('RPUSH', list, ARGV[2], ARGV[3])
+  redis.call('RPUSH', list, ARGV[2] .. string.rep('\\0', 24) .. ARGV[3], ARGV[4])
 else
-  redis.call('LSET', list, 0, ARGV[2])
-  redis.call('RPUSH', list, ARGV[3])
+  redis.call('LSET', list, 0, ARGV[2] .. string.sub(now, 29) .. ARGV[3])
+  redis.call('RPUSH', list, ARGV[4])
 end
-for i = 4, #ARGV do redis.call('RPUSH', list, ARGV[i]) end
+for i = 5, #ARGV do redis.call('RPUSH', list, ARGV[i]) end
 return 1
 """
 
@@ -136,7 +132,8 @@ _SHA = {script: hashlib.sha1(script.encode()).hexdigest().encode() for script in
 
 
 _CALL_APPEND = (
-    b"*%%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n$%%d\r\n%%b\r\n$%%d\r\n%%b\r\n$%%d\r\n%%b\r\n" % _SHA[APPEND]
+    b"*%%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n" % _SHA[APPEND]
+    + b"$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$8\r\n%b\r\n"
 )
 _RECORD = b"*3\r\n$6\r\nLINDEX\r\n$%d\r\n%b\r\n$1\r\n0\r\n"
 
@@ -500,17 +497,18 @@ class RedisTransaction:
 
     def _command(self, view: View) -> bytes:
         assert view.record is not None
-        held = view.record[_PAIR:] or _NO_TOKENS
+        before = view.record[-_TOKEN:]
         pair = view.record[:_PAIR] if view.pair is None else view.pair
-        record = pair + held[_TOKEN:] + self._token if pair else b""
         if view.blocks and not (view.drop or view.ids or view.dropped_ids):
-            key, before, blocks = view.key, view.record, view.blocks
-            sizes = len(key), key, len(before), before, len(record), record
-            return _CALL_APPEND % (6 + len(blocks), *sizes) + b"".join([b"$%d\r\n%b\r\n" % (len(b), b) for b in blocks])
+            key, blocks = view.key, view.blocks
+            sizes = len(key), key, len(before), before, len(pair), pair
+            return _CALL_APPEND % (7 + len(blocks), *sizes, self._token) + b"".join(
+                [b"$%d\r\n%b\r\n" % (len(b), b) for b in blocks]
+            )
         counts = view.drop, len(view.front) + len(view.blocks), len(view.front), len(view.dropped_ids)
         parts = [*[b"%d" % c for c in counts], *view.front, *view.blocks, *view.dropped_ids]
-        n = 5 + 2 + len(parts) + 2 * len(view.ids)
-        head = [b"EVALSHA", _SHA[WRITE], b"2", view.key, view.key + b":i", view.record, record, *parts]
+        n = 5 + 3 + len(parts) + 2 * len(view.ids)
+        head = [b"EVALSHA", _SHA[WRITE], b"2", view.key, view.key + b":i", before, pair, self._token, *parts]
         return b"*%d\r\n" % n + b"".join([b"$%d\r\n%b\r\n" % (len(a), a) for a in head]) + b"".join(view.ids)
 
     def _resolve(self, doubtful: dict[bytes, View]) -> None:
