@@ -34,7 +34,7 @@ from thinrow.history.requests import RequestBatch
 from thinrow.history.snapshot import take_snapshot
 from thinrow.schema import ColumnSpec, EventSchema, Projection, Trait
 from thinrow.storage.codecs import ENTRY_DTYPE, header_bytes
-from thinrow.storage.container import crc_of
+from thinrow.storage.container import VERSION, crc_of
 from thinrow.storage.objects import MemoryObjects
 
 KINDS = ("int64", "string")
@@ -411,12 +411,12 @@ def test_a_newer_format(world: World) -> None:
         opened({**world.files, name: newer})
     segment = world.segments()[0]
     data = bytearray(world.files[segment])
-    data[8:10] = data[-16:-14] = (3).to_bytes(2, "little")
+    data[8:10] = data[-16:-14] = (VERSION + 1).to_bytes(2, "little")
     files = {**world.files, segment: bytes(data)}
-    with pytest.raises(NewerFormatError, match=f"{segment} has format version 3"):
+    with pytest.raises(NewerFormatError, match=f"{segment} has format version {VERSION + 1}"):
         read_all(files, world.users, world.batch)
     # No damage to mend: verifying says the one thing that helps.
-    with pytest.raises(NewerFormatError, match=f"{segment} has format version 3"):
+    with pytest.raises(NewerFormatError, match=f"{segment} has format version {VERSION + 1}"):
         verify_generation(opened(files))
 
 
