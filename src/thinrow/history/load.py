@@ -39,7 +39,7 @@ from thinrow.history.buckets import (
 )
 from thinrow.history.bulk.merge import BucketParts, Numbers
 from thinrow.history.bulk.runs import Run, read_runs
-from thinrow.history.bulk.source import Source, open_source
+from thinrow.history.bulk.source import Source, StreamSource, open_source
 from thinrow.history.bulk.state import BucketDone, LoadFolder, load_folder
 from thinrow.history.engines import BucketEngine
 from thinrow.history.recent.tier import RecentTier
@@ -51,6 +51,8 @@ _LEAST_MEMORY = 64 << 20
 #: Shares of the memory: a run is copied several times while it is sorted, a part while it is merged and encoded, and
 #: two buckets are in work.
 _RUN_SHARE, _PART_SHARE = 10, 64
+#: An input is read anew where the schema or the buckets changed meanwhile, at most so many times in all.
+_READINGS = 3
 _FIRST_USERS, _MOST_USERS = 256, 1 << 16
 
 
@@ -101,17 +103,31 @@ def bulk_load(archive: Archive, recent: RecentTier, source: Any, options: LoadOp
     lower numbers go into the same generation (the prefix invariant: it holds exactly the arrivals up to some number);
     events that arrive meanwhile have higher ones and stay recent.
 
+    Where the schema or the number of buckets changes meanwhile, a table or files are read anew.
+
     Raises:
         InputError and its kinds: a bad row, named with its file; nothing has been changed.
+        SchemaError: the schema or the buckets changed while a stream was read, or three times; nothing was loaded.
         StoreError: the disk refused, or another process is at this load. What is complete is kept for the next try.
         CommitConflict: other writers won twenty times in a row.
     """
     if options.memory_bytes < _LEAST_MEMORY:
         raise InputError(f"{options.memory_bytes} bytes of memory; give at least {_LEAST_MEMORY} (64 MiB)")
-    opened = open_source(source)
-    load_id = options.load_id or opened.identity
-    with load_folder(options.work, load_id) as folder:
-        return _Load(archive, recent, opened, replace(options, load_id=load_id), folder).run()
+    for left in reversed(range(_READINGS)):
+        opened = open_source(source)
+        load_id = options.load_id or opened.identity
+        try:
+            with load_folder(options.work, load_id) as folder:
+                return _Load(archive, recent, opened, replace(options, load_id=load_id), folder).run()
+        except _Outdated:
+            # Sorted by other buckets, or checked under another schema, it is of no use; what comes once is gone.
+            if not left or isinstance(opened, StreamSource):
+                raise
+    raise AssertionError
+
+
+class _Outdated(SchemaError):
+    """The store has another schema or other buckets than the input was read for."""
 
 
 class _Load:
@@ -213,7 +229,12 @@ class _Load:
     def _write(self, base: Generation, runs: list[Run]) -> CompactReport:
         """Write what is not written of the buckets, and commit all. Raises CommitConflict."""
         if base.schema != self._schema or any(len(run.rows) != base.n_buckets for run in runs):
-            raise SchemaError("schema or buckets of the store have changed while the input was read; load it again")
+            self._abandon(base)
+            raise _Outdated(
+                f"while the input was read, the store went from schema {self._schema.schema_id} to "
+                f"{base.schema.schema_id} or to {base.n_buckets} buckets; nothing was loaded and nothing is lost: load "
+                "the same input again, when no evolve or rebucket is under way"
+            )
         wanted = np.flatnonzero(sum(run.rows for run in runs)).tolist() if runs else []
         self._seen = replace(self._seen, buckets=0)
         self._advance(of_buckets=len(wanted))

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from thinrow.core.errors import CommitConflict, StoreError
+from thinrow.core.errors import CommitConflict, SchemaError, StoreError
 from thinrow.core.units import NEVER
 from thinrow.history import load as load_module
 from thinrow.history.archive.generation import Generation
@@ -273,6 +274,55 @@ def test_a_bulk_load_that_comes_second_starts_again(store: HistoryStore, monkeyp
     seen = visible(store)
     assert sum(map(len, seen.values())) == 100
     assert max(map(max, filter(None, seen.values()))) == result.arrivals.max()
+
+
+@pytest.mark.parametrize("load_id", [None, "named"])
+@pytest.mark.parametrize("change", ["rebucket", "evolve"])
+@pytest.mark.parametrize("kind", ["table", "file", "stream"])
+def test_a_bulk_load_whose_store_changes_meanwhile_reads_its_input_anew(
+    store: HistoryStore, monkeypatch: pytest.MonkeyPatch, kind: str, change: str, load_id: str | None, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(16)
+    store.append(batch(rng, 30))
+    more = batch(rng, 50)
+    pq.write_table(more, tmp_path / "more.parquet")
+    sources = {"table": lambda: more, "file": lambda: tmp_path / "more.parquet", "stream": more.to_reader}
+    original = store.archive.commit
+
+    def raced(*args: Any, **named: Any) -> Any:
+        monkeypatch.undo()
+        store.rebucket() if change == "rebucket" else store.evolve(nullable=["item"])
+        return original(*args, **named)
+
+    monkeypatch.setattr(store.archive, "commit", raced)
+    if kind == "stream":
+        with pytest.raises(SchemaError, match="nothing was loaded and nothing is lost: load the same input again"):
+            store.bulk_load(sources[kind](), load_id=load_id)
+        assert sum(map(len, visible(store).values())) == 30
+    if kind != "stream" or load_id is not None:
+        store.bulk_load(sources[kind](), load_id=load_id)
+        assert sum(map(len, visible(store).values())) == 80
+        assert verify_generation(store.pin()) == []
+    store.collect_garbage(keep=1, grace_s=0)
+    there, named = files(store)
+    assert there == named
+
+
+def test_a_bulk_load_into_a_store_that_never_stands_still_says_so(
+    store: HistoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(17)
+    real, readings = load_module.read_runs, []
+
+    def read_runs(*args: Any, **named: Any) -> Any:
+        yield from real(*args, **named)
+        readings.append(store.rebucket())
+
+    monkeypatch.setattr(load_module, "read_runs", read_runs)
+    with pytest.raises(SchemaError, match="when no evolve or rebucket is under way"):
+        store.bulk_load(batch(rng, 50))
+    assert len(readings) == 3
+    assert not any(visible(store).values())
 
 
 def test_a_bulk_load_that_always_comes_second_loads_nothing(

@@ -27,12 +27,12 @@ from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.hides import Hides
 from thinrow.history.archive.layout import SegmentInfo
 from thinrow.history.archive.verify import verify_generation
-from thinrow.history.archive.writer import write_segment
 from thinrow.jagged import HIDE_DTYPE, Events
 from thinrow.jagged.events import never_hidden
 from thinrow.schema import EventSchema
 from thinrow.storage.objects import MemoryObjects
 from thinrow.storage.pins import Pins
+from thinrow.testing.segments import write_segment
 
 SCHEMA = EventSchema((), user_kind="int64")
 NO_HIDES = Hides(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, HIDE_DTYPE))

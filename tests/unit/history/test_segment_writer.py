@@ -20,12 +20,13 @@ from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.scan import scan
 from thinrow.history.archive.verify import verify_generation
 from thinrow.history.archive.window import read_everything
-from thinrow.history.archive.writer import SegmentWriter, write_segment
+from thinrow.history.archive.writer import SegmentWriter
 from thinrow.jagged import HIDE_DTYPE, Column, Events
 from thinrow.jagged.column import concat_columns
 from thinrow.jagged.events import never_hidden
 from thinrow.schema import EventSchema
 from thinrow.storage.objects import LocalObjects, MemoryObjects
+from thinrow.testing.segments import write_segment
 
 SCHEMA = EventSchema.infer(
     pa.schema(

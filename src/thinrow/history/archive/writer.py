@@ -209,26 +209,6 @@ class SegmentWriter:
         }
 
 
-def write_segment(
-    objects: ObjectStore,
-    name: str,
-    events: Events,
-    hides: Hides,
-    schema: EventSchema,
-    *,
-    bucket: int,
-    n_buckets: int,
-    stripe_rows: int = STRIPE_ROWS,
-) -> SegmentInfo:
-    """Write ``events`` (users ascending, each user's events in order of (event_ts, arrival)) as segment ``name``.
-
-    ``hides`` names events of older segments. Raises as ``SegmentWriter``.
-    """
-    with SegmentWriter(objects, name, schema, bucket=bucket, n_buckets=n_buckets, stripe_rows=stripe_rows) as writer:
-        writer.add(events)
-        return writer.finish(hides)
-
-
 def content_digests(events: Events, schema: EventSchema) -> dict[str, int]:
     """Identity digest and content digest of each column (format section 8), as a segment of these events has them."""
     mix = kernel("identity_mix")(events.event_ts, events.arrival)
