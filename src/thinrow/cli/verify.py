@@ -217,11 +217,23 @@ def _report(found: list[Damage], store_path: Path, recent: str) -> None:
 
 
 def _name_orphans(archive: Archive, generations: list[Generation]) -> None:
-    named = {info.name for g in generations for _, info in g.segments}
-    orphans = [n for n in archive.objects.list("segments/") if n not in named]
-    if orphans:
-        size = sum(archive.objects.size(n) for n in orphans)
+    """What is no damage, but is to be known: files that nothing needs, and erasures that are not finished."""
+    from thinrow.history.journal import Journal
+
+    named = {name for g in generations for _, info in g.segments for name in info.files}
+    named |= {f.name for g in generations for f in g.tombstone_index.files.values()}
+    folders = {"segments/": "segment", "overlays/": "overlay", "tombstones/": "tombstone"}
+    for folder, what in folders.items():
+        orphans = [n for n in archive.objects.list(folder) if n not in named]
+        if orphans:
+            size = sum(archive.objects.size(n) for n in orphans)
+            click.echo(
+                f"{len(orphans)} {what} files ({size} bytes) that no manifest names, as a killed compaction leaves "
+                f"them ({orphans[0]}); harmless, thinrow gc removes them"
+            )
+    pending = Journal(archive.objects).pending()
+    if pending:
         click.echo(
-            f"{len(orphans)} segment files ({size} bytes) that no manifest names, as a killed compaction leaves them "
-            f"({orphans[0]}); harmless, thinrow gc removes them"
+            f"{len(pending)} erasures were begun and cut short ({pending[0].name}): what they name is not gone yet; "
+            "finish them: thinrow erase --resume"
         )
