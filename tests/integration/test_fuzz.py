@@ -20,6 +20,7 @@ from thinrow.core.errors import CorruptionError, InputError, ThinrowError
 from thinrow.core.users import plain
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.layout import stored_columns
+from thinrow.history.archive.lookup import naming
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.verify import verify_generation
 from thinrow.history.archive.window import read_everything
@@ -243,6 +244,12 @@ def test_a_manifest_of_other_types_is_refused(path: tuple[Any, ...], value: Any)
     node[path[-1]] = value
     with pytest.raises((CorruptionError, InputError)):
         opened({**world.files, world.live[0]: seal(body, 2, "manifest")}).pin()
+
+
+def test_damage_that_hits_no_user_keeps_its_error() -> None:
+    with pytest.raises(CorruptionError, match="damaged here") as caught, naming(None):
+        raise CorruptionError("damaged here", file="a.seg")
+    assert caught.value.user is None
 
 
 def test_deep_nesting_is_no_manifest() -> None:

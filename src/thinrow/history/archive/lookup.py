@@ -65,11 +65,11 @@ class Pieces:
 
 @contextmanager
 def naming(user: object) -> Iterator[None]:
-    """Damage that hits a whole file or page names a user who cannot be read for it."""
+    """Damage that hits a whole file or page names a user who cannot be read for it; None where nobody is asked for."""
     try:
         yield
     except CorruptionError as e:
-        if e.user is not None:
+        if e.user is not None or user is None:
             raise
         raise CorruptionError(e.what, file=e.file, user=plain(user), column=e.column) from e
 

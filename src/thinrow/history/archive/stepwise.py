@@ -100,6 +100,8 @@ class StepReader:
             values[:] = 0
         for part in parts:
             runs = self._runs_of(part.values)
+            if not len(runs):
+                continue
             if spec.is_bytes:
                 coded = self._codec(part.group, runs, part.values) != ZSTD_BYTES
                 runs, long_runs = runs[coded], np.concatenate([long_runs, runs[~coded]])
