@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from thinrow.kernels.numba import blocks, jit, table
+from thinrow.kernels.numba import blocks, jit, nested, table
+from thinrow.kernels.reference import stripes
+from thinrow.storage import codecs
 
 _PACKAGE = "thinrow.kernels.numba"
 
@@ -18,3 +20,7 @@ def test_an_edit_of_a_helper_is_another_stamp() -> None:
     """Kernels of two modules with different helpers are kept under different stamps, those of one under the same."""
     stamps = [f._cache._impl.locator.get_source_stamp() for f in (blocks.decode_block, blocks._raw, table._mix)]
     assert stamps[0] == stamps[1] != stamps[2]
+
+
+def test_kernels_and_format_know_the_same_codecs() -> None:
+    assert nested.LAST_CODEC == stripes.LAST_CODEC == codecs.LAST_CODEC

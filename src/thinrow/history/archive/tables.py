@@ -137,15 +137,24 @@ class KnownTables:
 
     def __init__(self) -> None:
         self._tables: dict[tuple[StoredColumn, ...], ReadTables] = {}
+        # By the objects themselves, which are kept so that no others get their ids: this hashes no columns.
+        self._same: dict[tuple[int, ...], tuple[tuple[StoredColumn, ...], ReadTables]] = {}
 
     def of(self, n_segments: int, specs: tuple[StoredColumn, ...]) -> ReadTables:
         """Those of ``specs``, in this order."""
+        ids = tuple(map(id, specs))
+        same = self._same.get(ids)
+        if same is not None:
+            return same[1]
         found = self._tables.get(specs)
         if found is None:
             if len(self._tables) >= _MAX_TABLES:
                 self._tables.clear()
             # Two threads may both make it: either is right.
             found = self._tables[specs] = ReadTables(n_segments, specs)
+        if len(self._same) >= _MAX_TABLES:
+            self._same.clear()
+        self._same[ids] = specs, found
         return found
 
 

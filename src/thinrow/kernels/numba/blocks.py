@@ -22,7 +22,6 @@ from thinrow.kernels.numba.unpack import (
     CHUNK,
     LANES,
     MAX_LOCAL,
-    SCRATCH,
     affine,
     in_bounds,
     ones,
@@ -31,6 +30,7 @@ from thinrow.kernels.numba.unpack import (
     scaled,
     store,
     unpack,
+    workspace,
 )
 
 Array = npt.NDArray[Any]
@@ -476,7 +476,7 @@ def decode_block(
     it is damaged.
 
     Codec and width are the header's; what lies where, and that the rows are the block's, the caller has checked.
-    ``table`` is the segment dictionary; ``scratch`` and ``room`` are as ``decode_fixed`` makes them.
+    ``table`` is the segment dictionary; ``scratch`` and ``room`` are those of ``workspace``.
     """
     kind: Any = np.int64(codec)
     bits: Any = np.int64(width & (LANES - 1))
@@ -591,7 +591,6 @@ def decode_fixed(
         out_pos,
         flat,
         out.itemsize,
-        np.empty(SCRATCH, np.uint64),
-        np.empty(MAX_LOCAL + 8, np.uint64),
+        *workspace(),
     )
     return found

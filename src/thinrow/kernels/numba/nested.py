@@ -19,6 +19,8 @@ from thinrow.kernels.numba.unpack import LANES, PATCHED, bits_from, bits_sound, 
 Array = npt.NDArray[Any]
 
 RAW, RUNS, ABSENT, DECIMAL, MIXED, MARKED = 6, 8, 10, 11, 12, 13
+#: Highest codec that is known.
+LAST_CODEC = MARKED
 
 
 @njit

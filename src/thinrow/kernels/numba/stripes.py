@@ -48,12 +48,13 @@ from thinrow.kernels.numba.blocks import decode_block
 from thinrow.kernels.numba.crc import advance
 from thinrow.kernels.numba.intrinsics import load64, pointer, prefetch
 from thinrow.kernels.numba.jit import njit
-from thinrow.kernels.numba.unpack import LANES, MAX_LOCAL, PATCHED, SCRATCH
+from thinrow.kernels.numba.nested import LAST_CODEC
+from thinrow.kernels.numba.unpack import sound_width, workspace
 
 Array = npt.NDArray[Any]
 
 MAX_STRIPE_ROWS = 65_536
-_SPARSE, _ABSENT, _LAST_CODEC, _ZSTD = 9, 10, 13, 7
+_SPARSE, _ABSENT, _ZSTD = 9, 10, 7
 _LINE = 64
 #: Stripes that are decoded together, column by column: their blocks fit the second cache with those of the next.
 _TOGETHER = 16
@@ -210,7 +211,7 @@ def _open_header(begin: int, size: int, n_blocks: int, crc: Any) -> bool:
     header = carray(pointer(begin), (head,), np.uint8)
     for k in range(n_blocks):
         n = np.int64(load64(header, k * 12) >> np.uint64(32))
-        if n % 8 != 0 or header[k * 12] > _LAST_CODEC:
+        if n % 8 != 0 or header[k * 12] > LAST_CODEC:
             return False
         total += n
     return bool(total == size)
@@ -268,7 +269,7 @@ def _open(
                 if block[_CODEC] != _SPARSE:
                     return at
                 block[_CODEC] = _ABSENT
-            if (block[_WIDTH] & (LANES - 1)) > 64 and block[_WIDTH] != (PATCHED | LANES):
+            if not sound_width(block[_WIDTH]):
                 return at
             used[w] += block[_BYTES]
     return -1
@@ -463,7 +464,6 @@ def read_stripes(
         np.empty((_RUN_FIELDS, len(piece)), np.int64),
         # The third is always empty: after the last stripes nothing follows.
         np.zeros((3, len(out), _TOGETHER, _BLOCK_FIELDS), np.int64),
-        np.empty(SCRATCH, np.uint64),
-        np.empty(MAX_LOCAL + 8, np.uint64),
+        *workspace(),
     )
     return found

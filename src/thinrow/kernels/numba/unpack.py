@@ -40,6 +40,17 @@ CHUNK = 512
 SCRATCH = 2 * CHUNK + 16
 
 
+def workspace() -> tuple[Array, Array]:
+    """``scratch`` and ``room`` of decoders, uint64."""
+    return np.empty(SCRATCH, np.uint64), np.empty(MAX_LOCAL + 8, np.uint64)
+
+
+@njit
+def sound_width(width: Any) -> bool:
+    """Whether it is one that a block may have."""
+    return bool((width & (LANES - 1)) <= 64 or width == (PATCHED | LANES))
+
+
 @njit
 def in_bounds(
     source_size: Array,
@@ -61,15 +72,7 @@ def in_bounds(
     limit = source_size[where]
     if begin < 0 or begin > limit or (begin & 7) != 0 or length < 0 or length > limit - begin or (length & 7) != 0:
         return False
-    bits = width[b] & (LANES - 1)
-    return bool(
-        rows >= 0
-        and rows <= MAX_ROWS
-        and row >= 0
-        and row <= stop
-        and stop <= rows
-        and (bits <= 64 or width[b] == (PATCHED | LANES))
-    )
+    return bool(rows >= 0 and rows <= MAX_ROWS and row >= 0 and row <= stop and stop <= rows and sound_width(width[b]))
 
 
 @njit

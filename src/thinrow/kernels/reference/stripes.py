@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 
 MAX_STRIPE_ROWS = 65_536
 _ENTRY = np.dtype([("codec", "u1"), ("width", "u1"), ("reserved", "<u2"), ("length", "<u4"), ("crc", "<u4")])
-_SPARSE, _ABSENT, _LAST_CODEC, _ZSTD = 9, 10, 13, 7
+_SPARSE, _ABSENT, LAST_CODEC, _ZSTD = 9, 10, 13, 7
 
 
 class _Damaged(Exception):
@@ -77,7 +77,7 @@ def _block(file: Array, record: Array, where: Array, kind: int, used: Array) -> 
     _check(begin % 8 == 0 and head <= size and crc32c(chunk[:head]) == crc)
     entries = chunk[: n_blocks * 12].view(_ENTRY)
     lengths = entries["length"].astype(np.int64)
-    _check(not (lengths % 8).any() and head + int(lengths.sum()) == size and int(entries["codec"].max()) <= _LAST_CODEC)
+    _check(not (lengths % 8).any() and head + int(lengths.sum()) == size and int(entries["codec"].max()) <= LAST_CODEC)
     used[-1] += size
     codec = int(entries["codec"][k])
     if codec == _ABSENT:
