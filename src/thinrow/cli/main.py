@@ -33,6 +33,7 @@ COMMANDS = {
     "train": ("train", "Train a ranker on the examples of a table."),
     "evaluate": ("evaluate", "Score examples with a checkpoint: NE, AUC, GAUC."),
     "rank": ("rank", "Rank requests with a checkpoint, and log the impressions."),
+    "serve": ("serve", "Serve histories over HTTP, and log what rankers showed."),
     "demo": ("demo.command", "Run the whole loop on real data: a year of shopping, or a git history."),
 }
 

@@ -36,7 +36,7 @@ from pathlib import Path
 from thinrow.core.errors import InputError
 
 #: First words that a command in a block may have.
-SHELL_WORDS = ("thinrow", "python", "cat", "cp", "echo", "head", "ls", "mkdir", "rm")
+SHELL_WORDS = ("thinrow", "python", "cat", "cp", "curl", "echo", "head", "ls", "mkdir", "rm")
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+|~~~+) *(?P<language>[\w+-]*)")
 _NOTE = re.compile(r"^ *<!-- *(?P<kind>not run|file|output):? *(?P<value>.*?) *-->$")

@@ -1,0 +1,31 @@
+"""The snapshot service: histories for rankers in any language, and the log of what they showed.
+
+Every name loads its module when it is first used: the service needs the extra ``[serve]``, the rest does not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thinrow.online.app import Limits, create_app
+    from thinrow.online.journal import Journal
+    from thinrow.online.snapshots import AsyncSnapshots
+    from thinrow.online.tables import TableWriter
+
+_WHERE = {
+    "AsyncSnapshots": "snapshots",
+    "Journal": "journal",
+    "Limits": "app",
+    "TableWriter": "tables",
+    "create_app": "app",
+}
+
+__all__ = ["AsyncSnapshots", "Journal", "Limits", "TableWriter", "create_app"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'thinrow.online' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"thinrow.online.{_WHERE[name]}"), name)

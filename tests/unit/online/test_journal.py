@@ -1,0 +1,171 @@
+"""What the journal acknowledged is in the logs once, after any end; what it could not write is nowhere."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from thinrow.core.errors import CorruptionError, InputError, NewerFormatError, Overloaded, StoreError
+from thinrow.examples.log import ImpressionLog, OutcomeLog
+from thinrow.examples.records import Impressions, Outcomes
+from thinrow.history.store import HistoryStore
+from thinrow.online.journal import Journal
+from thinrow.schema import EventSchema, ExampleSchema
+
+EXAMPLES = ExampleSchema.of(candidates={"item": "int64"}, item="item", outcomes={"click": 50})
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        table = pa.table({"user": [1, 2], "ts": [5, 6], "item": [3, 4]})
+        self.folder, self.schema = folder, EventSchema.infer(table.schema, user="user", time="ts")
+        self.store = HistoryStore.create(folder / "s", self.schema, 1, sync=False)
+        self.store.append(table)
+        self.seen = self.store.snapshot([1], 100)
+
+    def logs(self) -> tuple[ImpressionLog, OutcomeLog]:
+        return ImpressionLog(self.folder / "i", self.schema, EXAMPLES), OutcomeLog(self.folder / "o")
+
+    def journal(self, **options: Any) -> Journal:
+        return Journal(self.folder / "j", *self.logs(), **options)
+
+    def impression(self, number: int) -> Impressions:
+        return Impressions.of(EXAMPLES, [number], self.seen, candidates={"item": [[number, 9]]})
+
+    def logged(self) -> list[int]:
+        return [int(i) for part in self.logs()[0].scan() for i in part.request_id]
+
+    def outcomes(self) -> list[int]:
+        return [int(i) for part in self.logs()[1].scan() for i in part.request_id]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_in_order_and_in_few_files(world: World) -> None:
+    with world.journal() as journal:
+        done = [journal.impressions(world.impression(i)) for i in range(200)]
+        done.append(journal.outcomes(Outcomes.of("click", [3, 4], [3, 9], [110, 111])))
+        assert [f.result(10) for f in done] == [1] * 200 + [2]
+        assert world.logged() == []
+    assert world.logged() == list(range(200))
+    assert world.outcomes() == [3, 4]
+    assert len(world.logs()[0].numbers()) == len(world.logs()[1].numbers()) == 1
+    assert sorted(p.name for p in (world.folder / "j").iterdir()) == ["lock"]
+
+
+def test_rolls_by_age_and_size(world: World) -> None:
+    with world.journal(roll_s=0.05) as journal:
+        journal.impressions(world.impression(1)).result(10)
+        for _ in range(200):
+            if world.logged():
+                break
+            threading.Event().wait(0.02)
+        assert world.logged() == [1]
+    with world.journal(roll_bytes=1) as journal:
+        for i in (2, 3):
+            journal.impressions(world.impression(i)).result(10)
+    assert world.logged() == [1, 2, 3]
+    assert len(world.logs()[0].numbers()) == 3
+
+
+def test_many_threads(world: World) -> None:
+    with world.journal() as journal:
+        futures: list[Any] = []
+
+        def send(first: int) -> None:
+            futures.extend(journal.impressions(world.impression(first + i)) for i in range(25))
+
+        threads = [threading.Thread(target=send, args=(100 * t,)) for t in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        wait(futures, 10)
+    logged = world.logged()
+    assert sorted(logged) == sorted(100 * t + i for t in range(4) for i in range(25))
+    for t in range(4):
+        assert [i for i in logged if i // 100 == t] == [100 * t + i for i in range(25)]
+
+
+def left_by_a_kill(world: World, n: int) -> Path:
+    """A journal file with ``n`` impressions and two outcomes, as a killed process leaves it."""
+    journal = world.journal(roll_s=1e9)
+    for i in range(n):
+        journal.impressions(world.impression(i)).result(10)
+    journal.outcomes(Outcomes.of("click", [0, 1], [0, 1], [110, 111])).result(10)
+    path = next((world.folder / "j").glob("*.journal"))
+    data = path.read_bytes()
+    journal._held = []
+    journal.close()
+    path.write_bytes(data)
+    return path
+
+
+def test_a_killed_journal_goes_to_the_logs(world: World) -> None:
+    path = left_by_a_kill(world, 3)
+    # The last frame is torn: it was not acknowledged.
+    path.write_bytes(path.read_bytes()[:-5])
+    world.journal().close()
+    assert (world.logged(), world.outcomes()) == ([0, 1, 2], [])
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("rolled", [1, 3])
+def test_what_was_brought_before_the_kill_is_not_brought_again(world: World, rolled: int) -> None:
+    left_by_a_kill(world, 3)
+    world.logs()[0].append(Impressions.concat([world.impression(i) for i in range(rolled)]))
+    world.journal().close()
+    assert (world.logged(), world.outcomes()) == ([0, 1, 2], [0, 1])
+
+
+def test_a_full_disk_refuses_and_leaves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with world.journal(roll_s=1e9) as journal:
+        journal.impressions(world.impression(1)).result(10)
+        real = os.fsync
+
+        def full(descriptor: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match="nothing of the call is there"):
+            journal.impressions(world.impression(2)).result(10)
+        monkeypatch.setattr(os, "fsync", real)
+        # The file could not be mended either: nothing more is taken, what was acknowledged stays.
+        assert journal.broken is not None
+        with pytest.raises(StoreError, match="restart"):
+            journal.impressions(world.impression(3)).result(10)
+    assert world.logged() == [1]
+    with world.journal() as journal:
+        journal.impressions(world.impression(4)).result(10)
+    assert world.logged() == [1, 4]
+
+
+def test_refusals(world: World) -> None:
+    with world.journal(waiting_bytes=1) as journal:
+        with pytest.raises(StoreError, match="another process"):
+            world.journal()
+        journal._waiting = 5
+        with pytest.raises(Overloaded, match="wait for the disk"):
+            journal.impressions(world.impression(1))
+        journal._waiting = 0
+        with pytest.raises(InputError, match="exceeds int32"):
+            journal.outcomes(Outcomes.of("click", [1], [1], 5, 1 << 40))
+    with pytest.raises(StoreError, match="closed"):
+        journal.impressions(world.impression(1))
+    (world.folder / "j" / f"{7:016d}.journal").write_bytes(b"no head\n")
+    with pytest.raises(CorruptionError, match="not the head"):
+        world.journal()
+    (world.folder / "j" / f"{7:016d}.journal").write_bytes(b'{"format": 9, "impressions": 1, "outcomes": 1}\n')
+    with pytest.raises(NewerFormatError):
+        world.journal()
+    assert np.array_equal(world.logged(), [])
