@@ -11,14 +11,19 @@ import time
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import TopicPartition
 
-from thinrow.core.errors import StoreError
+from thinrow.core.errors import InputError, Overloaded, StoreError
+from thinrow.history.recent.redis import RedisRecent
+from thinrow.history.recent.tier import Advance
 from thinrow.history.store import HistoryStore
 from thinrow.schema import EventSchema
 from thinrow.sources.decode import JsonDecoder
-from thinrow.sources.ingest import Ingest, IngestOptions
+from thinrow.sources.ingest import Ingest, IngestOptions, set_positions
 from thinrow.sources.kafka import KafkaOptions, KafkaSource
 from thinrow.testing.kafka import KafkaBroker
+from thinrow.testing.redis_server import RedisServer
+from thinrow.testing.servers import needs_redis
 
 ARROW = pa.schema([("user", pa.int64()), ("ts", pa.int64()), ("item", pa.int64())])
 SCHEMA = EventSchema.infer(ARROW, user="user", time="ts")
@@ -226,3 +231,111 @@ def test_a_killed_consumer_loses_and_doubles_nothing(shared, tmp_path, rounds):
             assert items(store) == list(range(produced))
     finally:
         topic_broker.close()
+
+
+def test_offsets_that_the_broker_does_not_have_are_an_error_and_no_gap(shared, store):
+    shared.create_topic("short", 1)
+    shared.produce("short", [message(i) for i in range(10)])
+    source = source_of(shared, "short", partitions=(0,))
+    ingest = Ingest(store, source)
+    ingest.run()
+    held = store.recent.positions("short")["0"]
+    far = json.dumps({**json.loads(held), "offset": 1_000}, sort_keys=True)
+    set_positions(store, [Advance("short", "0", held, far)])
+    with pytest.raises(StoreError, match="is not there: the broker has 0 to 9"):
+        ingest.run()
+    source.close()
+
+
+def test_a_broker_that_redelivers_everything_adds_nothing(shared, store):
+    shared.create_topic("again", 2)
+    shared.produce("again", [message(i) for i in range(500)])
+    source = source_of(shared, "again", partitions=(0, 1))
+    assert Ingest(store, source, IngestOptions(batch_events=64)).run().events == 500
+    # The client begins at the first message again, and nobody told the source.
+    source._consumer.assign([TopicPartition("again", p, 0) for p in (0, 1)])
+    shared.produce("again", [message(i) for i in range(500, 600)])
+    seen = []
+    while len(seen) < 100:
+        batch = source.read(64, 0.2)
+        seen += [] if batch is None else batch.table["item"].to_pylist()
+    assert sorted(seen) == list(range(500, 600))
+    source.close()
+    # One that forgets where it stands is refused by the store.
+    stale = source_of(shared, "again", partitions=(0, 1))
+    ingest = Ingest(store, stale, IngestOptions(batch_events=64))
+    positions, asked = ingest._positions, []
+    ingest._positions = lambda: {} if not asked and not asked.append(1) else positions()
+    report = ingest.run()
+    assert (report.conflicts, report.events) == (1, 100)
+    assert items(store) == list(range(600))
+    stale.close()
+
+
+def test_a_full_tier_makes_the_reader_wait_and_loses_nothing(shared, store):
+    shared.create_topic("full", 1)
+    shared.produce("full", [message(i) for i in range(300)])
+    append, refused, relieved = store.recent.append, [], []
+
+    def full(*args, **kwargs):
+        if len(refused) < 3:
+            refused.append(1)
+            raise Overloaded("full")
+        return append(*args, **kwargs)
+
+    store.recent.append = full
+    source = source_of(shared, "full", partitions=(0,))
+    ingest = Ingest(store, source, IngestOptions(batch_events=100), relieve=lambda: relieved.append(1))
+    report = ingest.run()
+    source.close()
+    assert (report.events, len(relieved)) == (300, 3)
+    assert report.waited_s > 0.1
+    assert items(store) == list(range(300))
+
+
+def test_a_clock_that_jumps_back_changes_no_order(shared, store):
+    shared.create_topic("clock", 1)
+    shared.produce("clock", [message(i) for i in range(100)])
+    times = iter([5_000, 1, 4_000, 2] * 100)
+    source = source_of(shared, "clock", partitions=(0,))
+    Ingest(store, source, IngestOptions(batch_events=10, max_future_ms=1 << 40), clock=lambda: next(times)).run()
+    source.close()
+    assert items(store) == list(range(100))
+
+
+@needs_redis
+def test_a_killed_consumer_over_redis_doubles_nothing(shared, tmp_path):
+    """A crash between events and positions: what comes again is dropped by its derived id."""
+    arrow = pa.schema([*ARROW, ("source_id", pa.string())])
+    schema = EventSchema.infer(arrow, user="user", time="ts", event_id="source_id")
+    shared.create_topic("redis", 2)
+    shared.produce("redis", [message(i) for i in range(1000)])
+    with RedisServer() as server, HistoryStore.create(tmp_path / "s", schema, 4, sync=False) as store:
+        store.recent.close()
+        store.recent = RedisRecent(f"redis://127.0.0.1:{server.port}/0?name=t", schema, lambda above: above, new=True)
+        append = store.recent.append
+        for n, cut in enumerate((True, False, True, False)):
+            shared.produce("redis", [message(i) for i in range(1000 + 200 * n, 1200 + 200 * n)])
+            source = source_of(shared, "redis", partitions=(0, 1))
+            ingest = Ingest(store, source, IngestOptions(batch_events=150))
+
+            def halved(*args, cut=cut, **kwargs):
+                if cut:
+                    # The events are there, the positions are not.
+                    append(*args, **{**kwargs, "advances": ()})
+                    raise StoreError("killed")
+                return append(*args, **kwargs)
+
+            store.recent.append = lambda *a, **k: halved(*a[:7], advances=a[7] if len(a) > 7 else k["advances"])
+            if cut:
+                with pytest.raises(StoreError, match="killed"):
+                    ingest.run()
+            else:
+                ingest.run()
+            source.close()
+        assert items(store) == list(range(1800))
+        plain = HistoryStore.create(tmp_path / "p", SCHEMA, 4, sync=False)
+        plain.recent.close()
+        plain.recent = RedisRecent(f"redis://127.0.0.1:{server.port}/0?name=p", SCHEMA, lambda above: above, new=True)
+        with plain, pytest.raises(InputError, match="source_id"):
+            Ingest(plain, source_of(shared, "redis"))

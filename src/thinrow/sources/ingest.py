@@ -172,14 +172,12 @@ class Ingest:
             refused.append(self._letter(batch, batch.origin(row), why, known))
         self.letters.add(refused)
         advances = [Advance(self._source.name, p, m.before, m.after) for p, m in batch.moves.items()]
-        try:
-            appended, late = append_screened(
-                self._store, found, advances, lambda rows: self._refuse(batch, found, rows)
-            )
-        except PositionConflict:
+        done = self._append(batch, found, advances)
+        if done is None:
             self.report = replace(self.report, conflicts=self.report.conflicts + 1)
             self._source.start(self._schema, self._positions)
             return
+        appended, late = done
         self._source.acknowledge(batch)
         was, duplicates = self.report, int(appended.sum())
         self.report = replace(

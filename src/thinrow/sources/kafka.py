@@ -79,7 +79,7 @@ class KafkaSource:
         self._options, self._decoder = options, decoder
         self._consumer: Any = None
         self._admin: Any = None
-        self._topic = ""
+        self._topic = self._lost = ""
         self._next: dict[int, int] = {}
         self._stored: dict[int, str | None] = {}
         self._assignments = 0
@@ -96,7 +96,7 @@ class KafkaSource:
         if self._consumer is None:
             self._connect()
         self._topic = self._topic_id()
-        self._checked, self._suspect = time.monotonic(), False
+        self._checked, self._suspect, self._lost = time.monotonic(), False, ""
         if self._options.partitions:
             self._assign([ck.TopicPartition(self._options.topic, p) for p in self._options.partitions])
         elif self._consumer.assignment():
@@ -196,6 +196,22 @@ class KafkaSource:
             raise StoreError(f"the broker does not tell the offsets of {self._options.topic}/{partition}: {e}") from e
         return low, high
 
+    def _gap(self, partition: int, offset: int, low: int, high: int) -> str:
+        """What to say where the broker has the offsets ``[low, high)``, and reading is to go on at ``offset``."""
+        return (
+            f"offset {offset} of {self._options.topic}/{partition} is not there: the broker has {low} to {high - 1}. "
+            "What lies between is lost to its retention, or it lost its log. To go on with what it has, give the "
+            "source another name"
+        )
+
+    def _look_for_gaps(self) -> None:
+        """Some brokers do not answer at all where they are asked for what is beyond their end."""
+        for partition, offset in self._next.items():
+            part = ck.TopicPartition(self._options.topic, partition)
+            low, high = self._consumer.get_watermark_offsets(part, cached=True)
+            if 0 <= high < offset:
+                self._lost = self._gap(partition, offset, max(low, 0), high)
+
     def _let_go(self) -> None:
         self._next, self._stored, self._at_end = {}, {}, set()
 
@@ -204,7 +220,11 @@ class KafkaSource:
         if self._suspect or time.monotonic() - self._checked > _CHECK_S:
             self._check_topic()
         before = self._assignments
-        messages = self._consumer.consume(max_events, timeout_s)
+        messages = [] if self._lost else self._consumer.consume(max_events, timeout_s)
+        if not messages:
+            self._look_for_gaps()
+        if self._lost:
+            raise StoreError(self._lost)
         if self._assignments != before or self._suspect:
             # Some may be of before the new assignment, some of after it: an offset may be followed by a lower one.
             if self._assignments != before and self._next and messages:
@@ -291,12 +311,7 @@ class KafkaSource:
             if self._topic_id() != self._topic:
                 self._suspect = True
                 return
-            low, high = self._end(partition)
-            raise StoreError(
-                f"offset {self._next.get(partition)} of {self._options.topic}/{partition} is not there: the broker has "
-                f"{low} to {high - 1}. What lies between is lost to its retention, or it lost its log; to go on "
-                "with what it has, give the source another name"
-            )
+            self._lost = self._gap(partition, self._next.get(partition, -1), *self._end(partition))
         elif error.fatal():
             raise StoreError(f"the client of {self._options.brokers} gave up: {error.str()}")
         else:

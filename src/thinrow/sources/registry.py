@@ -4,9 +4,9 @@ Worked example: a framed value is ``00``, the schema's id in 4 bytes (big-endian
 
     00 00 00 00 07 | 0E D0 0F     Avro under schema 7: user 7, ts 1000
 
-Schemas come from the registry by confluent-kafka's client, which keeps them. Avro payloads are decoded by fastavro, and
-Protobuf by the class of the message, as confluent-kafka's own deserializers do it, but without what these do around
-each message: three to five times the rate (docs/decisions/025). A payload with bytes left over is refused, too.
+Schemas come from the registry by confluent-kafka's client, which keeps them. Payloads are decoded by fastavro and by
+the class of the Protobuf message, as confluent-kafka's own deserializers do it, but without what these do around each
+message (docs/decisions/025). A payload with bytes left over is refused, too.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from thinrow.sources.places import make_decoder
 from thinrow.sources.pseudonyms import Pseudonyms
 from thinrow.sources.screen import screen, take
 from thinrow.sources.source import SOURCE_ID, SOURCE_KEY
-from thinrow.sources.wanted import added_by_source, empty_table, wanted_of
+from thinrow.sources.wanted import added_by_source, as_numbers, empty_table, wanted_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ def retry_letters(
             table, rows = _decode(letters, decoder_of(json.loads(how)), schema, stay)
             tables.append(table)
             tried += [letters[i] for i in rows]
-        table = pa.concat_tables([t.select(tables[0].column_names) for t in tables], promote_options="permissive")
+        names = tables[0].column_names
+        table = pa.concat_tables([as_numbers(t.select(names)) for t in tables], promote_options="permissive")
         if pseudonyms is not None:
             table = pseudonyms.apply(table, schema.user_column, schema.user_kind)
         found = screen(table, schema)

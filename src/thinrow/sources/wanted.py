@@ -11,6 +11,7 @@ from datetime import date, datetime
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from thinrow.jagged.column import ARROW_TYPES
 from thinrow.schema import EventSchema, Trait
@@ -68,6 +69,18 @@ def _all_of(schema: EventSchema) -> dict[str, list[pa.DataType]]:
     return found
 
 
+def as_numbers(table: pa.Table) -> pa.Table:
+    """Times as milliseconds and booleans as 0 and 1, so that tables of several inputs can be one."""
+    for i, field in enumerate(table.schema):
+        column = table.column(i)
+        if pa.types.is_timestamp(field.type):
+            finer = pc.CastOptions(pa.timestamp("ms", field.type.tz), allow_time_truncate=True)
+            table = table.set_column(i, field.name, column.cast(options=finer).cast(pa.int64()))
+        elif pa.types.is_boolean(field.type):
+            table = table.set_column(i, field.name, column.cast(pa.int8()))
+    return table
+
+
 def added_by_source(schema: EventSchema) -> list[str]:
     """Columns of the schema that a source adds."""
     named = {schema.user_column, schema.time_column, schema.event_id_column, schema.arrival_time_column}
@@ -102,14 +115,29 @@ def table_of_rows(rows: Sequence[Mapping[str, Any]], wanted: Wanted) -> tuple[pa
         values = [row.get(name) for row in rows]
         kind = kinds[0] if len(kinds) == 1 else choose(kinds, values) or kinds[0]
         try:
-            pa.array(values, kind)
+            _array(values, kind)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
             for i, value in enumerate(values):
                 try:
-                    pa.array([value], kind)
+                    _array([value], kind)
                 except (pa.ArrowException, OverflowError, TypeError, ValueError) as e:
                     bad.setdefault(i, f"column {name!r} is {value!r:.80}, no {kind}: {str(e).splitlines()[0][:200]}")
         columns[name], types[name] = values, kind
     kept = [i for i in range(len(rows)) if i not in bad]
-    arrays = {n: pa.array(v if not bad else [v[i] for i in kept], types[n]) for n, v in columns.items()}
+    arrays = {n: _array(v if not bad else [v[i] for i in kept], types[n]) for n, v in columns.items()}
     return pa.table(arrays), kept, bad
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Python values as ``kind``. Times are texts (ISO 8601) or datetimes there, never numbers of an unknown unit.
+
+    Raises ArrowException, TypeError, ValueError or OverflowError where a value is no such thing.
+    """
+    if pa.types.is_timestamp(kind):
+        number = next((v for v in values if isinstance(v, (int, float))), None)
+        if number is not None:
+            raise TypeError("a number among texts")
+        if any(isinstance(v, str) for v in values):
+            texts = [v.isoformat() if isinstance(v, (datetime, date)) else v for v in values]
+            return pc.cast(pa.array(texts, pa.string()), kind)
+    return pa.array(values, kind)

@@ -1,6 +1,7 @@
 """Events handed over by this process: durable when the ticket says so; a full queue makes the caller wait."""
 
 import threading
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -65,3 +66,11 @@ def test_an_append_that_fails_is_told_by_the_ticket(store):
     source.close()
     with pytest.raises(StoreError, match="put them again"):
         ticket.wait(1)
+
+
+def test_times_may_be_texts_and_datetimes(store):
+    source = CallSource()
+    source.put([{"user": 7, "ts": "1970-01-01T00:00:05Z", "item": 1}, {"user": 7, "ts": "yesterday", "item": 2}])
+    source.put([{"user": 7, "ts": datetime(1970, 1, 1, 0, 0, 6, tzinfo=UTC), "item": 3}])
+    assert Ingest(store, source).run().refused == 1
+    assert store.read([7], 10_000).histories.to_jagged("item").values.tolist() == [1, 3]

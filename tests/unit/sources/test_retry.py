@@ -1,6 +1,7 @@
 """Letters tried again enter once, wherever a retry is cut short."""
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -80,3 +81,24 @@ def test_a_retry_gives_pseudonyms_too(tmp_path):
         assert [x.user for x in store.dead_letters.read()] == [name]
         assert retry_letters(store, key).events == 1
         assert items(store, name) == [1]
+
+
+def test_letters_of_several_kinds_are_taken_in_together(tmp_path):
+    arrow = pa.schema([("user", pa.int64()), ("ts", pa.timestamp("ms")), ("item", pa.bool_())])
+    schema = EventSchema.infer(arrow, user="user", time="ts")
+    with HistoryStore.create(tmp_path / "s", schema, 4, sync=False) as store:
+        texts = ['{"user": 1, "ts": "2024-01-01T00:00:01Z", "item": true}', '{"user": 1, "ts": null, "item": true}']
+        ingest(store, tmp_path, texts, max_future_ms=-(1 << 50))
+        letters = store.dead_letters.read()
+        store.dead_letters.add(
+            [
+                replace(
+                    letters[0],
+                    where="x",
+                    how={"format": "json", "registry": "framed"},
+                    payload=b"\0\0\0\0\7" + b'{"user": 1, "ts": 5, "item": false}',
+                )
+            ]
+        )
+        assert retry_letters(store) == RetryReport(2, 0, 1)
+        assert items(store) == [0, 1]
