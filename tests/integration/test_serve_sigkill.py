@@ -70,26 +70,58 @@ class Load:
         return answer.status, json.loads(answer.read())
 
 
-def start(folder: Path) -> tuple[subprocess.Popen[str], int]:
+def start(folder: Path, *options: str) -> tuple[subprocess.Popen[str], int]:
     command = [str(Path(sys.executable).parent / "thinrow"), "serve", "snapshots", "--port", "0", "--commit-s", "0.2"]
     command += ["--store", str(folder / "s"), "--log", str(folder / "l"), "--table", str(folder / "t")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=os.environ)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("serving snapshots at http://"), line
     return process, int(line.rsplit(":", 1)[1])
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.slow)])
-def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, rounds: int) -> None:
+def made(folder: Path) -> EventSchema:
+    """A store of 30 users, events both archived and recent, and an empty table."""
     rng = np.random.default_rng(0)
     table = pa.table({"user": np.arange(600) % 30, "ts": rng.integers(0, 10**6, 600), "item": rng.integers(0, 9, 600)})
     schema = EventSchema.infer(table.schema, user="user", time="ts")
-    with HistoryStore.create(tmp_path / "s", schema, 2) as store:
+    with HistoryStore.create(folder / "s", schema, 2) as store:
         store.append(table.slice(0, 500))
         store.compact()
         store.append(table.slice(500))
-    ExampleTable.create(tmp_path / "t", event_schema=schema, example_schema=EXAMPLES, n_buckets=2).close()
+    ExampleTable.create(folder / "t", event_schema=schema, example_schema=EXAMPLES, n_buckets=2).close()
+    return schema
+
+
+def test_drains_before_it_ends(tmp_path: Path) -> None:
+    made(tmp_path)
+    process, port = start(tmp_path, "--drain-s", "3")
+    assert process.stdout is not None
+
+    def status(how: str, path: str, body: str | None = None) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request(how, path, body)
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        return answer.status
+
+    # Kernels are loaded here, not while it drains.
+    assert status("POST", "/v1/snapshots", '{"users": [1]}') == 200
+    assert status("GET", "/readyz") == 200
+    process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + 2.5
+    while status("GET", "/readyz") == 200 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert status("GET", "/readyz") == 503
+    assert status("POST", "/v1/snapshots", '{"users": [1]}') == 200
+    assert process.wait(60) == 0
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.slow)])
+def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, rounds: int) -> None:
+    schema = made(tmp_path)
     load = Load()
     for number in range(rounds + 1):
         process, port = start(tmp_path)

@@ -123,7 +123,7 @@ def align(rows: FatRows, layout: FatLayout, schema: EventSchema, newest: int | N
     if cut.any():
         floor[cut] = kept.event_ts[kept.offsets[:-1][cut]]
     found = _aligned(kept, user_of, floor, cut)
-    source, born, died, arrival, bound, _, edges = found
+    (source, born, died, arrival, bound, _, edges), key = found
     event_ts, owner = kept.event_ts[source], user_of[born]
     before = np.where(died > 0, bound[np.maximum(died - 1, 0)], 0)
     hidden = np.where(died >= 0, before + 1, NEVER)
@@ -149,7 +149,7 @@ def align(rows: FatRows, layout: FatLayout, schema: EventSchema, newest: int | N
         schema,
     )
     last = np.flatnonzero(np.append(user_of[1:] != user_of[:-1], True)) if n else np.empty(0, np.int64)
-    counts = _count(kept, user_of, versions, lifted, floor, (event_ts, born, died, kept.keys()[source]))
+    counts = _count(kept, user_of, versions, lifted, floor, (event_ts, born, died, key[source]))
     reasons = [reason for _, reason in left_out]
     counts = replace(counts, rejected={r: reasons.count(r) for r in REASONS if r in reasons})
     return Aligned(kept, requests, events, bound[last], counts, left_out)
@@ -185,14 +185,18 @@ def _sound(rows: FatRows, layout: FatLayout, newest: int | None) -> tuple[FatRow
     return rows.take(order[~bad[order]]), left_out
 
 
-def _aligned(rows: FatRows, user_of: Ints, floor: Ints, cut: npt.NDArray[np.bool_]) -> tuple[Any, ...]:
-    """``align_rows``, checked: every event of a row equals the one that it was taken for in every value."""
+def _aligned(
+    rows: FatRows, user_of: Ints, floor: Ints, cut: npt.NDArray[np.bool_]
+) -> tuple[tuple[Any, ...], npt.NDArray[np.uint64]]:
+    """``align_rows``, checked: every event of a row equals the one that it was taken for in every value; and the words
+    by which it was."""
     for seed in range(_TRIES):
-        found: tuple[Any, ...] = kernel("align_rows")(user_of, rows.offsets, rows.event_ts, rows.keys(seed), floor, cut)
+        key = rows.keys(seed)
+        found: tuple[Any, ...] = kernel("align_rows")(user_of, rows.offsets, rows.event_ts, key, floor, cut)
         source, match = found[0], found[5]
         copies = np.flatnonzero(source[match] != np.arange(len(match)))
         if not columns_differ(rows.columns, copies, rows.columns, source[match[copies]]).any():
-            return found
+            return found, key
     raise StoreError(f"words over different events were equal {_TRIES} times in a row; report this with the rows")
 
 
