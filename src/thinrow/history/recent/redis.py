@@ -104,8 +104,6 @@ class RedisRecent(BlockTier):
                 )
             if meta[0] is None:
                 self._begin(reign_of(info))
-            self._load()
-            self._enter(reign_of(info))
             self._learn(schema)
         except BaseException:
             self.close()
@@ -223,10 +221,9 @@ class RedisRecent(BlockTier):
 
     # --- what a transaction asks for ---------------------------------------------------------------------------
 
-    def settle(self, meta: Sequence[Any], replication: bytes) -> None:
+    def settle(self, meta: Sequence[Any], reign: str | None = None) -> None:
         """See ``redis_transaction.Server``."""
         tier, floor = meta
-        reign = reign_of(replication)
         if tier is None:
             warnings.warn(
                 f"Redis at {self.location.server} has lost the recent tier {self.location.name!r}, and with it what "
@@ -234,9 +231,10 @@ class RedisRecent(BlockTier):
                 RuntimeWarning,
                 stacklevel=2,
             )
-            self._begin(reign)
-            self._load()
-        elif reign not in self._reigns:
+            if reign is not None:
+                self._begin(reign)
+                self._load()
+        elif reign is not None and reign not in self._reigns:
             self._enter(reign)
         if floor is not None:
             self._floor = max(self._floor, int(floor))

@@ -233,8 +233,9 @@ class Server(Protocol):
         """The number up to which none is given."""
         ...
 
-    def settle(self, meta: Sequence[Any], replication: bytes) -> None:
-        """See that numbers begin above all that were given before, by the state of the server."""
+    def settle(self, meta: Sequence[Any], reign: str | None = None) -> None:
+        """Look at the state of the server; where numbers are about to be given, by the server of that reign, see that
+        they begin above all that were given before."""
         ...
 
     def begin_above(self, number: int) -> None:
@@ -260,7 +261,9 @@ class RedisTransaction:
         self._token = secrets.token_bytes(_TOKEN)
         self._positions: dict[bytes, bytes] = {}
         self._advances: list[tuple[bytes, bytes]] = []
-        self._reign, self._read_at = b"", 0.0
+        self._reign, self._read_at = "", 0.0
+        self._reading = [pack(b"HMGET", keys.meta, b"tier", b"floor")]
+        self._numbering = [*self._reading, pack(b"INFO", b"replication")]
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -294,14 +297,18 @@ class RedisTransaction:
                     + b"".join([b"$%d\r\n%b\r\n" % (len(n) - at, n[at:]) for n in names])
                 )
                 takers.append((view, self._take_ids, names))
-        commands += [pack(b"HMGET", self._keys.meta, b"tier", b"floor"), pack(b"INFO", b"replication")]
+        # Who gives no numbers need not know which server gives them, nor begin an epoch.
+        commands += self._reading if blocks else self._numbering
         replies = self._link.read(commands)
         for (view, take, names), reply in zip(takers, replies, strict=False):
             take(view, reply, names)
-        self._server.settle(replies[-2], replies[-1])
+        if blocks:
+            self._server.settle(replies[-1])
+        else:
+            self._server.settle(replies[-2], reign_of(replies[-1]))
+            self._reign, self._read_at = reign_of(replies[-1]), time.monotonic()
         for view, _, _ in takers:
             view.floor = self._server.floor
-        self._reign, self._read_at = replies[-1], time.monotonic()
 
     def pairs(self, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """See ``Reading``."""
@@ -465,10 +472,9 @@ class RedisTransaction:
             Torn: it cannot be known whether rows are there.
         """
         todo = {u: v for u, v in self.views.items() if not v.done and _writes(v)}
-        if todo and time.monotonic() - self._read_at > _STALE_S:
-            reign = self._link.ask(b"INFO", b"replication")
-            if reign_of(reign) != reign_of(self._reign):
-                return Moved("another server took over")
+        stale = todo and time.monotonic() - self._read_at > _STALE_S
+        if stale and reign_of(self._link.ask(b"INFO", b"replication")) != self._reign:
+            return Moved("another server took over")
         commands = [self._command(v) for v in todo.values()]
         waits = self._link.location.replicas
         if waits:
