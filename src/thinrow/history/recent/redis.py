@@ -1,8 +1,8 @@
 """RedisRecent: the tier on a Redis server, for many machines that append for one store (docs/recent-tier.md).
 
 *Acknowledged* means what the location says: with ``durability=always`` a call is on the server's disk when it returns;
-with ``everysec`` (the default) it survives a killed client and a killed server, and a machine that dies may lose the
-last second; with ``replicas=N`` that many replicas have it too. What the server is set to is checked at open.
+with ``everysec`` (the default) it survives a killed client, and a server that dies may lose the last two seconds; with
+``replicas=N`` that many replicas have it too. What the server is set to is checked at open.
 
 Users are atomic each, calls are not (``atomic_over_users``). Numbers are never given twice: whenever the server is not
 the one that gave the last numbers (restarted, failed over, emptied), a new epoch begins before the next one is given.
