@@ -59,8 +59,6 @@ def command(
     create: bool,
     schema_path: Path | None,
     buckets: int | None,
-    archive: str | None,
-    recent: str | None,
     then_compact: bool,
     bulk: bool,
     **rest: Any,
@@ -98,7 +96,7 @@ def command(
     from thinrow.cli.stream import StreamOptions, is_stream, stream_ingest
     from thinrow.core.errors import InputError
 
-    columns = {role: rest[role] for role in _ROLES}
+    columns, where = {role: rest[role] for role in _ROLES}, (rest["archive"], rest["recent"])
     streamed = StreamOptions(*(rest[k] for k in ("follow", "name", "pseudonyms", "max_future", "compact_every")))
     of_bulk = [rest[k] for k in ("work_dir", "memory", "engine")]
 
@@ -112,7 +110,7 @@ def command(
         bulk_ingest(
             [Path(p) for p in places],
             store_path,
-            BulkOptions(create, buckets, archive, then_compact, *of_bulk),
+            BulkOptions(create, buckets, where[0], then_compact, of_bulk[0], of_bulk[1], of_bulk[2], where[1]),
             lambda arrow: _schema(arrow, schema_path, columns) if described else None,
             require_same,
         )
@@ -125,14 +123,14 @@ def command(
             store_path,
             streamed,
             create=create,
-            archive=archive,
+            where=where,
             buckets=buckets,
             then_compact=then_compact,
             schema_of=lambda arrow: _schema_of_source(arrow, schema_path, columns),
             require_same=require_same,
         )
         return
-    _ingest_files([Path(p) for p in places], store_path, create, schema_path, columns, buckets, archive, then_compact)
+    _ingest_files([Path(p) for p in places], store_path, create, schema_path, columns, buckets, where, then_compact)
 
 
 def _ingest_files(
@@ -142,7 +140,7 @@ def _ingest_files(
     schema_path: Path | None,
     columns: dict[str, str | None],
     buckets: int | None,
-    archive: str | None,
+    where: tuple[str | None, str | None],
     then_compact: bool,
 ) -> None:
     """Parquet and Arrow files, all of them checked before the first event is appended."""
@@ -151,6 +149,7 @@ def _ingest_files(
     from thinrow.history.intake import check_table
     from thinrow.history.store import DEFAULT_BUCKETS, HistoryStore
 
+    archive, recent = where
     table = read_tables(files)
     exists = HistoryStore.exists(store_path)
     if not exists and not create:
@@ -159,7 +158,7 @@ def _ingest_files(
     if schema_path is not None or any(columns.values()):
         schema = _schema(table.schema, schema_path, columns)
     if exists:
-        with HistoryStore.open(store_path, archive=archive) as store:
+        with HistoryStore.open(store_path, archive=archive, recent=recent) as store:
             _require_same(store, store_path, schema, buckets)
             _append(store, store.check(table), then_compact)
         return
@@ -168,7 +167,7 @@ def _ingest_files(
     events = check_table(table, schema)
     _check_corrections(events, schema)
     n_buckets = DEFAULT_BUCKETS if buckets is None else buckets
-    with HistoryStore.create(store_path, schema, n_buckets, archive=archive) as store:
+    with HistoryStore.create(store_path, schema, n_buckets, archive=archive, recent=recent) as store:
         _append(store, events, then_compact)
 
 

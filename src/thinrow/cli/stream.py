@@ -60,13 +60,16 @@ def stream_ingest(
     options: StreamOptions,
     *,
     create: bool,
-    archive: str | None,
+    where: tuple[str | None, str | None],
     buckets: int | None,
     then_compact: bool,
     schema_of: Callable[[pa.Schema], EventSchema | None],
     require_same: Callable[[HistoryStore, EventSchema | None], None],
 ) -> None:
-    """Read the source at ``places`` into the store, which is made if there is none. Raises as ``Ingest``."""
+    """Read the source at ``places`` into the store, which is made if there is none: archive and recent tier ``where``.
+
+    Raises as ``Ingest``.
+    """
     from thinrow.core.errors import InputError
     from thinrow.history.store import DEFAULT_BUCKETS, HistoryStore
     from thinrow.sources.ingest import Ingest, IngestOptions
@@ -82,14 +85,14 @@ def stream_ingest(
     source: Any = open_source(places, options.name, follow=options.follow)
     schema = _schema(source, schema_of)
     if exists:
-        store = HistoryStore.open(store_path, archive=archive)
+        store = HistoryStore.open(store_path, archive=where[0], recent=where[1])
     elif schema is None:
         raise InputError(
             "--create needs --schema FILE, or --user COLUMN and --time COLUMN; see `thinrow sources sample`"
         )
     else:
         n_buckets = DEFAULT_BUCKETS if buckets is None else buckets
-        store = HistoryStore.create(store_path, schema, n_buckets, archive=archive)
+        store = HistoryStore.create(store_path, schema, n_buckets, archive=where[0], recent=where[1])
     with store:
         if exists:
             require_same(store, schema)
