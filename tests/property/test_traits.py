@@ -18,7 +18,7 @@ from thinrow.examples.records import Impressions
 from thinrow.history import buckets
 from thinrow.history.archive import stepwise
 from thinrow.history.archive.generation import Archive, Generation
-from thinrow.history.archive.layout import stored_columns
+from thinrow.history.archive.layout import key_columns, stored_columns
 from thinrow.history.archive.lookup import look_up
 from thinrow.history.archive.reader import ReadStats, RowReader
 from thinrow.history.archive.stepwise import StepReader
@@ -130,6 +130,9 @@ class World:
             if not any(s.ragged for s in specs):
                 assert counted[0] == expected.bytes_read
                 assert counted[1] == {i: expected.column_bytes.get(i, 0) for i in counted[1]}
+            before = stats.bytes_read
+            one.columns(key_columns())
+            assert stats.bytes_read == before, "the chunk of keys is counted once"
 
 
 def play(chosen: list[tuple[ColumnSpec, str]], seed: int, steps: list[str], most: int, stripe_rows: int) -> World:

@@ -33,14 +33,18 @@ if TYPE_CHECKING:
     from thinrow.history.archive.generation import Generation
 
 
+_NONE = np.empty(0, np.int64)
+
+
 @dataclass(slots=True)
 class ReadStats:
     """What a read cost. ``seconds`` by stage: index, fetch, crc, decode, verify, merge; no second is booked twice.
 
     What is read of mapped files in one call is booked as decode: headers, CRCs and decoding go stripe by stripe.
 
-    ``bytes_read`` are the chunks that were asked for; ``io`` counts the requests and bytes that this took, index and
-    gaps between joined ranges included. ``column_bytes``: bytes of blocks, by column id."""
+    ``bytes_read`` are the chunks that were asked for, those of keys once where planning and reading both did; ``io``
+    counts the requests and bytes that this took, index and gaps between joined ranges included. ``column_bytes``: bytes
+    of blocks, by column id."""
 
     bytes_read: int = 0
     events_decoded: int = 0
@@ -86,12 +90,14 @@ class RowReader:
         stop: Ints,
         stats: ReadStats,
         out_pos: Ints | None = None,
+        counted: Ints = _NONE,
     ) -> None:
         """Rows ``[start[i], stop[i])`` (within the piece) of piece ``piece[i]``, delivered one after another.
 
-        ``out_pos``: the offsets of these ranges in what is delivered, where the caller has them."""
+        ``out_pos``: the offsets of these ranges in what is delivered, where the caller has them. ``counted``: (P,), 0
+        or more of pieces whose keys were read, and their bytes counted, before."""
         self.generation, self.pieces, self.stats = generation, pieces, stats
-        self._runs = piece, start, stop
+        self._runs, self._counted = (piece, start, stop), counted
         self.out_pos = offsets_of(stop - start) if out_pos is None else out_pos
         self.total = int(self.out_pos[-1])
 
@@ -181,7 +187,7 @@ class RowReader:
         refused, used = np.zeros(len(out), np.bool_), np.zeros(len(out) + 1, np.int64)
         bad = kernel("read_stripes")(
             found.tables, self.pieces.records.view(np.uint64).reshape(-1, 8), self.pieces.segment, piece, start,
-            stop if rows is None else start + rows, self.out_pos, out, refused, used,
+            stop if rows is None else start + rows, self.out_pos, out, refused, used, self._counted, found.keys,
         )  # fmt: skip
         return bad < 0, refused, used
 
@@ -216,6 +222,8 @@ class RowReader:
     ) -> None:
         """Book what was read; of a column that is still to be read, nothing."""
         self.stats.bytes_read += used[-1]
+        if found.keys >= 0:
+            self._counted = np.zeros(len(self.pieces.records), np.int64)
         bytes_of = self.stats.column_bytes
         for i, (spec, column) in enumerate(zip(specs, columns, strict=True)):
             if column is not None:

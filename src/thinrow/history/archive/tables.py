@@ -33,6 +33,7 @@ from thinrow.core.stripes import (
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.segment import Segment
 from thinrow.history.archive.segments import SegmentSet
+from thinrow.schema.event_schema import KEYS_GROUP
 from thinrow.storage.pages import PagedTable
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class ReadTables:
                 self._streams.append((spec, NULLS))
             self.values[i] = len(self._streams)
             self._streams.append((spec, TEXT if spec.is_bytes else VALUES))
+        self.keys = next((w for w, (spec, _) in enumerate(self._streams) if spec.group == KEYS_GROUP), -1)
         self.dtypes = [np.dtype(_dtype(spec, kind)) for spec, kind in self._streams]
         per_row = [1 if kind == NULLS else max(spec.size, 1) for spec, kind in self._streams]
         self.shapes = list(zip(per_row, self.dtypes, strict=True))

@@ -161,7 +161,7 @@ class Window:
         )  # fmt: skip
         piece, start, stop = piece[:n], start[:n], stop[:n]
         self.stats.clock("index", since)
-        reader = RowReader(self.generation, self.pieces, piece, start, stop, self.stats, out_pos[: n + 1])
+        reader = RowReader(self.generation, self.pieces, piece, start, stop, self.stats, out_pos[: n + 1], self.key_off)
         if self.pieces.segments is None or self.pieces.segments.buffers is None:
             reader.prefetch(columns)
         try:

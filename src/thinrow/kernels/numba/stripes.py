@@ -61,8 +61,8 @@ _TOGETHER = 16
 #: Fields of a block that was found: address, bytes, codec, width, CRC.
 _AT, _BYTES, _CODEC, _WIDTH, _CRC, _BLOCK_FIELDS = range(6)
 #: Rows of the table of runs: first row, last row (exclusive) and stripe of each run; then, stripe by stripe, segment,
-#: address of the record, rows.
-_FROM, _TO, _STRIPE, _SEGMENT, _RECORD, _ROWS, _RUN_FIELDS = range(7)
+#: address of the record, rows, whether its chunk of keys was counted before.
+_FROM, _TO, _STRIPE, _SEGMENT, _RECORD, _ROWS, _COUNTED, _RUN_FIELDS = range(8)
 
 
 @njit
@@ -137,6 +137,7 @@ def _find(
     piece: Array,
     start: Array,
     stop: Array,
+    counted: Array,
     runs: Array,
 ) -> Any:
     """Fill the table of runs, neighbours in one stripe sharing it; (first wrong run or -1, stripes)."""
@@ -156,9 +157,11 @@ def _find(
             if address == 0:
                 return i, n
             prefetch(address)
-            runs[_RECORD, n], runs[_SEGMENT, n] = address, where
+            runs[_RECORD, n], runs[_SEGMENT, n], runs[_COUNTED, n] = address, where, 0
             last_segment, last_stripe, n = where, stripe, n + 1
         runs[_STRIPE, i], runs[_FROM, i], runs[_TO, i] = n - 1, first + start[i], first + stop[i]
+        if p < len(counted) and counted[p] >= 0:
+            runs[_COUNTED, n - 1] = 1
     for k in range(n):
         runs[_ROWS, k] = np.int64(_word(runs[_RECORD, k]) & np.uint64(0xFFFFFFFF))
     for i in range(len(piece)):
@@ -238,6 +241,7 @@ def _open(
     runs: Array,
     first: int,
     last: int,
+    keys: int,
     blocks: Array,
     used: Array,
 ) -> Any:
@@ -256,7 +260,8 @@ def _open(
                 if not inside or not _open_header(begin, size, n_blocks, crc):
                     return at
                 head, previous = (n_blocks * 12 + 7) // 8 * 8, place
-                used[len(streams)] += size
+                if keys < 0 or place != streams[keys, segment, PLACE] or runs[_COUNTED, at] == 0:
+                    used[len(streams)] += size
             if k < 0 or k >= n_blocks:
                 return at
             block = blocks[w, at - first]
@@ -359,6 +364,8 @@ def _read(
     target: Array,
     refused: Array,
     used: Array,
+    counted: Array,
+    keys: int,
     runs: Array,
     blocks: Array,
     scratch: Array,
@@ -366,7 +373,7 @@ def _read(
 ) -> Any:
     segments, streams, blocks = _bare(segments, np.int64), _bare(streams, np.int64), _bare(blocks, np.int64)
     scratch, room, runs = _bare(scratch, np.uint64), _bare(room, np.uint64), _bare(runs, np.int64)
-    bad, n = _find(segments, records, segment, piece, start, stop, runs)
+    bad, n = _find(segments, records, segment, piece, start, stop, counted, runs)
     if bad >= 0:
         return bad
     _ask_headers(segments, streams, runs, 0, min(n, _TOGETHER))
@@ -375,7 +382,7 @@ def _read(
         # While these stripes are decoded, the blocks of the next ones come, and the headers of those after them.
         after = first + _TOGETHER
         turn = (after // _TOGETHER) & 1
-        wrong = _open(segments, streams, kind, runs, min(after, n), min(after + _TOGETHER, n), blocks[turn], used)
+        wrong = _open(segments, streams, kind, runs, min(after, n), min(after + _TOGETHER, n), keys, blocks[turn], used)
         if wrong >= 0:
             return np.searchsorted(runs[_STRIPE], wrong)
         _ask_headers(segments, streams, runs, after + _TOGETHER, min(after + 2 * _TOGETHER, n))
@@ -427,6 +434,8 @@ def read_stripes(
     out: Sequence[Array],
     refused: Array,
     used: Array,
+    counted: Array,
+    keys: int,
 ) -> int:
     """Rows ``[start[i], stop[i])`` of piece ``piece[i]``, of every stream, into ``out[w][out_pos[i] * per_row[w]:]``.
 
@@ -440,6 +449,8 @@ def read_stripes(
             call says whether the stripes have the rows.
         refused: (W,) bool, out: streams that these tables cannot read; what stands in their output says nothing.
         used: (W + 1,) int64, out: bytes of blocks by stream, and of chunks.
+        counted: (P,) int64, or empty: 0 or more of pieces whose stripes' chunk of keys was counted in an earlier call.
+        keys: a stream of that chunk; -1 where there is none.
 
     Returns:
         -1, or a run that something impossible was found of. Nothing outside the files, the dictionaries and the runs'
@@ -461,6 +472,8 @@ def read_stripes(
         target,
         refused,
         used,
+        counted,
+        keys if keys < len(out) else -1,
         np.empty((_RUN_FIELDS, len(piece)), np.int64),
         # The third is always empty: after the last stripes nothing follows.
         np.zeros((3, len(out), _TOGETHER, _BLOCK_FIELDS), np.int64),

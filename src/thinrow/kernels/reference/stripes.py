@@ -98,9 +98,13 @@ def read_stripes(
     out: Sequence[Array],
     refused: Array,
     used: Array,
+    counted: Array,
+    keys: int,
 ) -> int:
     """As ``thinrow.kernels.numba.stripes.read_stripes``."""
-    counted: set[tuple[int, int]] = set()
+    done: set[tuple[int, int]] = set()
+    known = [p for p in piece.tolist() if 0 <= p < min(len(counted), len(segment)) and counted[p] >= 0]
+    before = {(int(segment[p]), int(records[p, 6]) & 0xFFFFFFFF) for p in known}
     previous = -1, -1
     for i, p in enumerate(piece.tolist()):
         try:
@@ -112,9 +116,9 @@ def read_stripes(
             _check(first <= rows[0] <= rows[1] <= int(record[0]) <= MAX_STRIPE_ROWS)
             if where != previous:
                 previous = where
-                counted.clear()
+                done = {(0, int(tables.streams[keys, where[0], PLACE]))} if keys >= 0 and where in before else set()
             for w, into in enumerate(out):
-                _read_stream(tables, w, where[0], record, rows, int(out_pos[i]), into, refused, used, counted)
+                _read_stream(tables, w, where[0], record, rows, int(out_pos[i]), into, refused, used, done)
         except _Damaged:
             return i
     return -1
@@ -130,9 +134,9 @@ def _read_stream(
     out: Array,
     refused: Array,
     used: Array,
-    counted: set[tuple[int, int]],
+    done: set[tuple[int, int]],
 ) -> None:
-    """Rows of one stream; ``counted`` are the chunks and streams of this stripe whose bytes are in ``used``."""
+    """Rows of one stream; ``done`` are the chunks and streams of this stripe whose bytes are in ``used``."""
     where, kind, times = tables.streams[w, segment], int(tables.kind[w]), int(tables.per_row[w])
     place, (first, last), at = int(where[PLACE]), (r * times for r in rows), out_pos * times
     if place == ELSEWHERE:
@@ -144,9 +148,9 @@ def _read_stream(
         return
     spent = np.zeros(1, np.int64)
     begin, size, codec, width, crc = _block(tables.files[segment], record, where, kind, spent)
-    used[-1] += spent[0] if (0, place) not in counted else 0
-    used[w] += size if (1, w) not in counted else 0
-    counted |= {(0, place), (1, w)}
+    used[-1] += spent[0] if (0, place) not in done else 0
+    used[w] += size if (1, w) not in done else 0
+    done |= {(0, place), (1, w)}
     if refused[w] or (kind == TEXT and codec == _ZSTD):
         refused[w] = True
         return
