@@ -32,9 +32,9 @@ _MAX_WORDS = 4_096
 #: A string column has one where they are at most this many and few against the rows.
 _MAX_STRINGS = 65_536
 _ALWAYS_STRINGS = 256
-#: Rows in which the frequent words of a fixed-width column are looked for, and how often those are there at least.
-_SAMPLE = 1 << 19
-_OFTEN = 5
+#: A word of a fixed-width column is frequent that is there so often: in all rows, or of more than so many rows in every
+#: fourth. Tables of all words of a larger part lie in no cache.
+_OFTEN, _SAMPLE_FROM, _OFTEN_IN_SAMPLE, _SAMPLE_STEP = 5, 1 << 18, 3, 4
 #: At least so many stripes (all, where there are fewer than twice as many) are planned to see whether such words pay.
 _STRIPES = 32
 
@@ -222,7 +222,10 @@ class ColumnEncoder:
         if self._rows < 2 * self._looked_at:
             return words[:0]
         self._looked_at = self._rows
-        found, counts = kernel("count_words")(words[:: max(1, len(words) // _SAMPLE)], _OFTEN)
+        if len(words) > _SAMPLE_FROM:
+            found, counts = kernel("count_words")(words[::_SAMPLE_STEP].copy(), _OFTEN_IN_SAMPLE)
+        else:
+            found, counts = kernel("count_words")(words, _OFTEN)
         new = kernel("code_words")(found, self._words) == NO_CODE
         fresh: npt.NDArray[np.uint64] = found[new][np.argsort(-counts[new], kind="stable")]
         return fresh
