@@ -7,6 +7,7 @@ goes; the next batch's array of 8 MB lies in the same memory, and holds whatever
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any, cast
 
@@ -57,6 +58,10 @@ class Pool:
         loan.lent = self, block
         return loan.view(np.ndarray).view(kind)
 
+    def after_fork(self) -> None:
+        """In a child process: whichever thread held the lock is not here to let it go."""
+        self._lock = threading.RLock()
+
     def _give_back(self, block: _Block) -> None:
         # Reentrant lock: the collector may run this in a thread that is in ``empty``.
         with self._lock:
@@ -72,6 +77,8 @@ def _size_of(n_bytes: int) -> int:
 
 
 _pool = Pool()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.after_fork)
 
 
 def empty(n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

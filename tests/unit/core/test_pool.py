@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core import pool as pools
 from thinrow.core.pool import SMALLEST_BYTES, Pool
 
 
@@ -58,3 +61,25 @@ def test_threads_never_share_memory() -> None:
     for t in threads:
         t.join()
     assert wrong == []
+
+
+def test_a_forked_process_takes_memory_although_a_thread_was_taking_some() -> None:
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with pools._pool._lock:
+            taken.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        pools.empty(SMALLEST_BYTES, np.uint8)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    done.set()
+    thread.join()
+    assert status == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from thinrow.core import stripes as fields
 from thinrow.kernels.numba import blocks, jit, nested, table
+from thinrow.kernels.numba import stripes as compiled
 from thinrow.kernels.reference import stripes
 from thinrow.storage import codecs
 
@@ -20,6 +22,12 @@ def test_an_edit_of_a_helper_is_another_stamp() -> None:
     """Kernels of two modules with different helpers are kept under different stamps, those of one under the same."""
     stamps = [f._cache._impl.locator.get_source_stamp() for f in (blocks.decode_block, blocks._raw, table._mix)]
     assert stamps[0] == stamps[1] != stamps[2]
+
+
+def test_a_kernel_knows_the_files_of_its_constants() -> None:
+    """Where fields stand in the tables that both sides share is compiled in, and the tables are read by address."""
+    assert fields.__name__ in jit.sources(compiled.__name__)
+    assert fields.__name__ not in jit.sources(table.__name__)
 
 
 def test_kernels_and_format_know_the_same_codecs() -> None:

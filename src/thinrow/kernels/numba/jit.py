@@ -1,14 +1,16 @@
 """The one way in which kernels are compiled, typed so that callers keep their signatures.
 
 What is compiled is kept on disk. numba itself drops it when the kernel's own file changes; here also when one changes
-that this file imports kernels, helpers or intrinsics from: what is compiled holds what it calls. Worked example: after
-an edit of ``unpack.py`` the kernels of ``blocks.py`` are compiled again, those of ``table.py`` are not.
+that this file imports from: what is compiled holds what it calls, and constants as they were. Worked example: after an
+edit of ``unpack.py`` the kernels of ``blocks.py`` are compiled again, those of ``table.py`` are not; after one of the
+fields in ``core/stripes.py`` those of ``stripes.py`` are.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -21,7 +23,8 @@ from numba.extending import intrinsic as _numba_intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_PACKAGE = __name__.rpartition(".")[0]
+#: An import of this package, where modules have theirs: a constant does not say where it comes from.
+_IMPORT = re.compile(rb"^from (thinrow[\w.]*) import", re.MULTILINE)
 
 
 def njit(function: F) -> F:
@@ -41,13 +44,18 @@ def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
     return cast(Callable[..., Any], _numba_intrinsic(function))
 
 
+@cache
+def _source(module: str) -> bytes:
+    path = inspect.getsourcefile(sys.modules[module])
+    return Path(path).read_bytes() if path else b""
+
+
 def sources(module: str) -> list[str]:
-    """Names of the modules of this package whose code that of ``module`` may hold once it is compiled, sorted."""
+    """Names of the modules whose code or constants that of ``module`` may hold once it is compiled, sorted."""
     found, waiting = {module}, [module]
     while waiting:
-        values = vars(sys.modules[waiting.pop()]).values()
-        named = {str(getattr(v, "__module__", "")) for v in values} - found
-        fresh = {n for n in named if n.startswith(f"{_PACKAGE}.") and n in sys.modules}
+        named = {n.decode() for n in _IMPORT.findall(_source(waiting.pop()))} - found
+        fresh = {n for n in named if n in sys.modules}
         found |= fresh
         waiting += fresh
     return sorted(found)
@@ -57,8 +65,7 @@ def sources(module: str) -> list[str]:
 def _stamp(module: str) -> bytes:
     digest = hashlib.sha256()
     for name in sources(module):
-        path = inspect.getsourcefile(sys.modules[name])
-        digest.update(Path(path).read_bytes() if path else b"")
+        digest.update(_source(name))
     return digest.digest()
 
 
