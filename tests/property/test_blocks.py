@@ -298,24 +298,37 @@ def test_codes_of_every_width(case: Case, width: int, seed: int) -> None:
         np.testing.assert_array_equal(dictionary[codes].view(np.uint64), words[q.astype(np.int64)])
 
 
-@given(st.integers(0, 64), st.integers(1, 150), st.booleans(), st.integers(0, 2**32))
+@given(
+    st.integers(0, 12) | st.integers(0, 64),
+    st.integers(1, 300),
+    st.booleans(),
+    st.sampled_from((1, 3)),
+    st.integers(1, 4),
+    st.integers(0, 2**32),
+)
 @QUICK
-def test_every_width(width: int, n: int, lanes: bool, seed: int) -> None:
-    q = np.random.default_rng(seed).integers(0, 2**64, n, dtype=np.uint64)
+def test_every_width(width: int, n: int, lanes: bool, scale: int, size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    q = rng.integers(0, 2**64, n, dtype=np.uint64)
     q = q >> np.uint64(64 - width) if width else np.zeros(n, np.uint64)
     packed = pack(q, width, ((n * width + 63) // 64 + 1) * 8)
     if lanes:
         words = ((n + 7) // 8 * width + 63) // 64
         each = [np.frombuffer(pack(q[k::8], width, words * 8), "<u8") for k in range(8)]
         packed = np.stack(each, axis=1).tobytes()
-    block = np.frombuffer(bytearray(np.array([9, 3], "<u8").tobytes() + packed), np.uint8)
+    base = int(rng.integers(0, 2**63))
+    block = np.frombuffer(bytearray(np.array([base, scale], "<u8").tobytes() + packed), np.uint8)
     run = [np.array([v]) for v in (0, len(block))]
+    first = int(rng.integers(0, n)) if rng.integers(2) else 0
+    stop = int(rng.integers(first, n)) if rng.integers(2) else n
+    wanted = (q * np.uint64(scale) + np.uint64(base)).astype(f"u{1 << (size - 1)}")
     for name in BACKENDS:
-        out = np.empty(n, np.int64)
-        rows = [np.array([v]) for v in (n, 0, n, 0)]
+        # One item before and one after, which stay as they are.
+        out = np.full(stop - first + 2, 7, wanted.dtype)
+        rows = [np.array([v]) for v in (n, first, stop, 1)]
         with use(name):
             assert decode_one(block, *run, 2, width | (0x80 if lanes else 0), *rows, out) == -1
-        np.testing.assert_array_equal(out.view(np.uint64), q * np.uint64(3) + np.uint64(9))
+        np.testing.assert_array_equal(out, [7, *wanted[first:stop], 7])
 
 
 def pack(q: Array, width: int, size: int) -> bytes:

@@ -197,3 +197,56 @@ def _lane_store(bits: int) -> Any:
 
 
 store8, store16, store32, store64 = _lane_store(8), _lane_store(16), _lane_store(32), _lane_store(64)
+
+
+def _narrow_store(bits: int) -> Any:
+    """Compiles ``store(words, row, next_row, shift, width, base, out, at)``: ``base + q`` of the 64 values q of
+    ``width`` bits, 1 to 8, that lie at bit ``shift`` of the words ``row`` to ``row + 8`` (and go on in ``next_row``),
+    cut to ``bits`` at byte ``at``. The eight values of a lane are moved apart to a byte each (halves to 32 bits,
+    quarters to 16, each to 8), and then the bytes of all lanes to their order."""
+
+    @intrinsic
+    def store(
+        typingctx: Any, words: Any, row: Any, next_row: Any, shift: Any, width: Any, base: Any, out: Any, at: Any
+    ) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            word = ir.IntType(64)
+            source = context.make_array(signature.args[0])(context, builder, args[0]).data
+            target = context.make_array(signature.args[6])(context, builder, args[6]).data
+
+            def load(index: Any) -> Any:
+                value = builder.load(builder.bitcast(builder.gep(source, [index]), _EIGHT.as_pointer()))
+                value.align = 8
+                return value
+
+            splat = partial(_splat, builder)
+            funnel = _function(builder, "llvm.fshr.v8i64", ir.FunctionType(_EIGHT, [_EIGHT] * 3))
+            value = builder.call(funnel, [load(args[2]), load(args[1]), splat(args[3])])
+            for size, each in ((32, 1), (16, (1 << 32) + 1), (8, 0x0001000100010001)):
+                taken = builder.mul(args[4], ir.Constant(word, size // 8))
+                mask = builder.sub(builder.shl(ir.Constant(word, 1), taken), ir.Constant(word, 1))
+                mask = builder.mul(mask, ir.Constant(word, each))
+                moved = builder.shl(value, splat(builder.sub(ir.Constant(word, size), taken)))
+                moved = builder.and_(moved, splat(builder.shl(mask, ir.Constant(word, size))))
+                value = builder.or_(builder.and_(value, splat(mask)), moved)
+            flat = builder.bitcast(value, ir.VectorType(ir.IntType(8), 64))
+            places = ir.Constant(ir.VectorType(ir.IntType(32), 64), [(i & 7) * 8 + (i >> 3) for i in range(64)])
+            flat = builder.shuffle_vector(flat, ir.Constant(flat.type, None), places)
+            item = ir.IntType(bits)
+            kind = ir.VectorType(item, 64)
+            if bits > 8:
+                flat = builder.zext(flat, kind)
+            start = args[5] if bits == 64 else builder.trunc(args[5], item)
+            first = builder.insert_element(ir.Constant(kind, ir.Undefined), start, ir.Constant(ir.IntType(32), 0))
+            all_of = ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64)
+            flat = builder.add(flat, builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), all_of))
+            builder.store(flat, builder.bitcast(builder.gep(target, [args[7]]), kind.as_pointer())).align = 1
+            return context.get_dummy_value()
+
+        kinds = (types.intp, types.intp, *(types.uint64,) * 3)
+        return types.void(words, *kinds, out, types.intp), emit
+
+    return store
+
+
+narrow8, narrow16, narrow32, narrow64 = _narrow_store(8), _narrow_store(16), _narrow_store(32), _narrow_store(64)

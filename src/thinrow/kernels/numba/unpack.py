@@ -15,6 +15,10 @@ import numpy.typing as npt
 from thinrow.kernels.numba.intrinsics import (
     expand8,
     load64,
+    narrow8,
+    narrow16,
+    narrow32,
+    narrow64,
     popcount,
     store8,
     store16,
@@ -253,6 +257,10 @@ def add_lanes(
     end = len(words) - 8
     bit = group * width
     step = 8 * itemsize
+    if width <= 8 and scale == np.uint64(1):
+        many = (last - group) >> 3
+        _add_narrow(words, packed, width, base, bit, many, out, at, itemsize)
+        group, bit, at = group + 8 * many, bit + 8 * many * width, at + 8 * many * step
     if itemsize == 8:
         for _ in range(group, last):
             row = packed + (bit >> 6) * 8
@@ -273,6 +281,35 @@ def add_lanes(
             row = packed + (bit >> 6) * 8
             store8(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, scale, out, at)
             bit, at = bit + width, at + step
+
+
+@njit
+def _add_narrow(
+    words: Array, packed: int, width: int, base: Any, bit: Any, many: int, out: Array, at: int, itemsize: int
+) -> None:
+    """``base + q`` of ``many`` times 64 values of at most 8 bits, which begin at bit ``bit`` of their lanes."""
+    end, bits = len(words) - 8, np.uint64(width)
+    step, size = 8 * width, 64 * itemsize
+    if itemsize == 8:
+        for _ in range(many):
+            row = packed + (bit >> 6) * 8
+            narrow64(words, row, min(row + 8, end), np.uint64(bit & 63), bits, base, out, at)
+            bit, at = bit + step, at + size
+    elif itemsize == 4:
+        for _ in range(many):
+            row = packed + (bit >> 6) * 8
+            narrow32(words, row, min(row + 8, end), np.uint64(bit & 63), bits, base, out, at)
+            bit, at = bit + step, at + size
+    elif itemsize == 2:
+        for _ in range(many):
+            row = packed + (bit >> 6) * 8
+            narrow16(words, row, min(row + 8, end), np.uint64(bit & 63), bits, base, out, at)
+            bit, at = bit + step, at + size
+    else:
+        for _ in range(many):
+            row = packed + (bit >> 6) * 8
+            narrow8(words, row, min(row + 8, end), np.uint64(bit & 63), bits, base, out, at)
+            bit, at = bit + step, at + size
 
 
 @njit
