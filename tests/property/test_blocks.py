@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from thinrow.core.buffers import Buffers
 from thinrow.kernels import BACKENDS, kernel, use
-from thinrow.storage.blocks import Values, encode_fixed, encode_nullable
+from thinrow.storage.blocks import Values, encode_fixed, plan_nullable
 from thinrow.storage.codecs import NO_CODE, BadBlock, EncodedStream, decode_bytes, encode_bytes
 from thinrow.storage.codes import BlockRuns, decode_codes
 
@@ -210,7 +210,7 @@ def test_nulls_and_values_come_back(case: Case, seed: int, share: float) -> None
     values = Values(words, case.stripes, case.restarts, case.itemsize, case.values.float_bits)
     for name in BACKENDS:
         with use(name):
-            nulls, held = encode_nullable(values, null)
+            nulls, held = (plan.write() for plan in plan_nullable(values, null))
             absent = nulls.codec == 10
             assert (held.codec[absent] == 9).all()
             assert (np.diff(nulls.offsets)[absent] == 0).all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import OrderedDict
 from typing import Any, cast
 
 import numpy as np
@@ -37,7 +38,8 @@ class Pool:
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes, self._waiting = kept_bytes, 0
-        self._free: dict[int, list[_Block]] = {}
+        #: By size, the one that came back last at the end.
+        self._free: OrderedDict[int, list[_Block]] = OrderedDict()
         self._lock = threading.RLock()
 
     def empty(self, n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -65,9 +67,19 @@ class Pool:
     def _give_back(self, block: _Block) -> None:
         # Reentrant lock: the collector may run this in a thread that is in ``empty``.
         with self._lock:
-            if self._waiting + block.nbytes <= self._kept_bytes:
-                self._free.setdefault(block.nbytes, []).append(block)
-                self._waiting += block.nbytes
+            self._free.setdefault(block.nbytes, []).append(block)
+            self._free.move_to_end(block.nbytes)
+            self._waiting += block.nbytes
+            if self._waiting > self._kept_bytes:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Keep no more than the bound; sizes that nobody has used for longest go first."""
+        for size in list(self._free):
+            waiting = self._free[size]
+            while waiting and self._waiting > self._kept_bytes:
+                waiting.pop()
+                self._waiting -= size
 
 
 def _size_of(n_bytes: int) -> int:

@@ -293,12 +293,6 @@ def encode_fixed(values: Values) -> EncodedStream:
     return plan_fixed(values).write()
 
 
-def encode_nullable(values: Values, null: Bools) -> tuple[EncodedStream, EncodedStream]:
-    """``plan_nullable``, written."""
-    nulls, shown = plan_nullable(values, null)
-    return nulls.write(), shown.write()
-
-
 class _Absent:
     """Codec 10: the rows that the next stream's block of codec 9 leaves out."""
 

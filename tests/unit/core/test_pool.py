@@ -38,6 +38,17 @@ def test_no_more_waits_than_the_bound() -> None:
     assert pool._waiting == 3 << 20
 
 
+def test_memory_of_sizes_that_nobody_asks_for_any_longer_goes_first() -> None:
+    pool = Pool(kept_bytes=3 << 20)
+    held = [pool.empty(1 << 20, np.uint8) for _ in range(3)]
+    del held
+    other = pool.empty(2 << 20, np.uint8)
+    place = address(other)
+    del other
+    assert pool._waiting == 3 << 20
+    assert address(pool.empty(2 << 20, np.uint8)) == place
+
+
 def test_small_arrays_are_the_allocators() -> None:
     pool = Pool()
     small = pool.empty(SMALLEST_BYTES - 1, np.uint8)
