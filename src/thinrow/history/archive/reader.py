@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,6 +99,9 @@ class RowReader:
         self._runs, self._counted = (piece, start, stop), counted
         self.out_pos = offsets_of(stop - start) if out_pos is None else out_pos
         self.total = int(self.out_pos[-1])
+        # Not ``cached_property``: before Python 3.12 its lock is one for all readers, and kept by a fork.
+        self._segments: Ints | None = None
+        self._stepwise: StepReader | None = None
 
     def column(self, spec: StoredColumn, rows: Ints | None = None) -> Column:
         """``columns`` of one."""
@@ -140,16 +142,20 @@ class RowReader:
             return nullcontext()
         return naming(self.pieces.users[np.searchsorted(self.pieces.piece_off, piece[run], side="right") - 1])
 
-    @cached_property
+    @property
     def _steps(self) -> StepReader:
-        return StepReader(self.generation, self.pieces, *self._runs, self.stats)
+        if self._stepwise is None:
+            self._stepwise = StepReader(self.generation, self.pieces, *self._runs, self.stats)
+        return self._stepwise
 
-    @cached_property
+    @property
     def _segment(self) -> Ints:
         """Numbers of the segments that the runs lie in."""
-        return self.pieces.segment[self._runs[0]]
+        if self._segments is None:
+            self._segments = self.pieces.segment[self._runs[0]]
+        return self._segments
 
-    @cached_property
+    @property
     def _mapped(self) -> bool:
         return self._prepare(self.generation.tables.of(len(self.generation.segments), ()))
 

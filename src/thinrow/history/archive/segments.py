@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -116,14 +115,18 @@ class SegmentSet:
         self._layouts = [(w, np.flatnonzero(widths == w)) for w in np.unique(widths).tolist()]
         members_of = [[segments[k].stripes for k in members.tolist()] for _, members in self._layouts]
         self._stripes = [Index(objects, tables) for tables in members_of]
+        self._pieces: Index | None = None
         self._groups: dict[str, tuple[Ints, Ints]] = {}
         self._columns: dict[int, tuple[GroupStreams, ...]] = {}
         self._layers: dict[str, OverlayLayer] = {}
 
-    @cached_property
+    @property
     def pieces(self) -> Index:
         """The piece indexes as one."""
-        return Index(self._objects, [s.pieces for s in self.segments])
+        if self._pieces is None:
+            # Two threads may both make it: either is right.
+            self._pieces = Index(self._objects, [s.pieces for s in self.segments])
+        return self._pieces
 
     def stripes(self, position: Ints, stripe: Ints) -> npt.NDArray[np.void]:
         """Stripe records: (n,) of the widest layout here. Raises CorruptionError."""
