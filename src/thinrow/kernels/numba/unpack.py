@@ -166,16 +166,25 @@ def _patches_bytes(words: Array, at: int, n: Any) -> Any:
 @njit
 def _add_patches(buffer: Array, words: Array, at: int, rows: int, first: int, scale: Any, target: Array) -> None:
     """What the low bits of values [first, first + len(target)) lack, times ``scale``. Of ``rows`` values in all, one at
-    least: so two words can be loaded from where the high bits of any lie."""
+    least: so lanes of 64 bytes or more follow the high bits, and two words can be loaded from where those of any lie.
+    """
     _, low, high, positions, highs, _ = _patches(words, at, rows)
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - high)
     n = len(target)
     if n == 0:
         return
     for g in range(first >> 8, ((first + n - 1) >> 8) + 1):
-        begin = _end(words, at, g - 1) if g > 0 else 0
-        for k in range(begin, _end(words, at, g)):
-            r = (g << 8) + np.int64(buffer[positions + k]) - first
+        begin, end, base = _end(words, at, g - 1) if g > 0 else 0, _end(words, at, g), (g << 8) - first
+        if base >= 0 and base + 256 <= n and high <= MAX_ONE_LOAD:
+            # No position of a byte is outside.
+            bit: Any = begin * high
+            for k in range(begin, end):
+                value = load64(buffer, highs * 8 + (bit >> 3)) >> np.uint64(bit & 7)
+                target[base + np.int64(buffer[positions + k])] += ((value & mask) << np.uint64(low)) * scale
+                bit += high
+            continue
+        for k in range(begin, end):
+            r = base + np.int64(buffer[positions + k])
             if r >= 0 and r < n:
                 bit = k * high
                 word, shift = highs + (bit >> 6), np.uint64(bit & 63)
