@@ -74,9 +74,9 @@ class Values:
             raise InputError(
                 "a stripe begins with a row that is no restart; add the first row of every stripe to restarts"
             )
-        beyond = self.codes[self.codes >= self.n_words]
-        beyond = beyond[beyond != NO_CODE]
-        if len(beyond):
+        # With 1 added no code is 0.
+        if int((self.codes + np.uint32(1)).max(initial=0)) > self.n_words:
+            beyond = self.codes[(self.codes >= self.n_words) & (self.codes != NO_CODE)]
             raise InputError(f"dictionary code {beyond[0]} of a dictionary of {self.n_words}; codes must be less")
 
     def take(self, rows: I64, counts: I64) -> Values:

@@ -27,10 +27,9 @@ def _slot(slots: Array, held: Array, key: Any) -> Any:
 
 
 @njit
-def group_keys(keys: Array) -> tuple[Array, Array]:
-    """The distinct ``keys`` (R,) int64 in order of first appearance, and the code of each row's: int64."""
-    slots, held, n = np.full(1024, -1, np.int64), np.empty(512, np.int64), 0
-    codes = np.empty(len(keys), np.int64)
+def _group(keys: Array, codes: Array) -> Array:
+    # One slot of eight at most is taken: a second look at another slot is dear, it is not foreseen.
+    slots, held, n = np.full(4096, -1, np.int32), np.empty(512, np.int64), 0
     last = np.int64(0)
     for i in range(len(keys)):
         if i > 0 and keys[i] == keys[i - 1]:
@@ -41,24 +40,35 @@ def group_keys(keys: Array) -> tuple[Array, Array]:
             if n == len(held):
                 more = np.empty(2 * n, np.int64)
                 more[:n] = held
-                held, slots = more, np.full(4 * n, -1, np.int64)
+                held, slots = more, np.full(16 * n, -1, np.int32)
                 for k in range(n):
                     slots[_slot(slots, held, held[k])] = k
                 at = _slot(slots, held, keys[i])
             slots[at], held[n] = n, keys[i]
             n += 1
-        last = slots[at]
+        last = np.int64(slots[at])
         codes[i] = last
-    return held[:n].copy(), codes
+    return held[:n].copy()
+
+
+def group_keys(keys: Array) -> tuple[Array, Array]:
+    """The distinct ``keys`` (R,) int64 (fewer than 2^31) in order of first appearance, and each row's code: int64."""
+    # NumPy asks for huge pages, what is compiled does not.
+    codes = np.empty(len(keys), np.int64)
+    return _group(keys, codes), codes
 
 
 @njit
-def places_by_code(codes: Array, starts: Array) -> Array:
-    """(R,) int64 where each row goes: those of code c, in order, from ``starts[c]`` on."""
-    free, places = starts.copy(), np.empty(len(codes), np.int64)
+def _place(codes: Array, free: Array, places: Array) -> None:
     for i in range(len(codes)):
         places[i] = free[codes[i]]
         free[codes[i]] += 1
+
+
+def places_by_code(codes: Array, starts: Array) -> Array:
+    """(R,) int64 where each row goes: those of code c, in order, from ``starts[c]`` on."""
+    places = np.empty(len(codes), np.int64)
+    _place(codes, starts.copy(), places)
     return places
 
 

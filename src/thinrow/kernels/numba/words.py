@@ -11,23 +11,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core import pool
 from thinrow.kernels.numba.jit import njit
 
 Array = npt.NDArray[Any]
 
 
 @njit
-def _count(words: Array, least: int) -> tuple[Array, Array]:
-    size = 64
-    while size < 2 * len(words):
-        size *= 2
+def _count(words: Array, least: int, seen: Array, held: Array, counts: Array) -> tuple[Array, Array]:
+    """With tables of a power of two slots, more than there are words; ``seen`` and ``counts`` are zeros."""
+    size = len(seen)
     mask, mix = np.uint64(size - 1), np.uint64(0x9E3779B97F4A7C15)
     # A byte a slot stays in the cache and rules most rare words out: a slot counts all words that fall into it.
-    seen = np.zeros(size, np.uint8)
     for i in range(len(words)):
         slot = ((words[i] * mix) >> np.uint64(24)) & mask
         seen[slot] += seen[slot] < least
-    held, counts = np.zeros(size, np.uint64), np.zeros(size, np.int64)
     n = 0
     for i in range(len(words)):
         word = words[i]
@@ -50,9 +48,12 @@ def _count(words: Array, least: int) -> tuple[Array, Array]:
 
 def count_words(words: Array, least: int) -> tuple[Array, Array]:
     """The words (uint64, ascending) that ``words`` (R,) holds ``least`` times (1 to 255) or more, and how often."""
-    found, counts = _count(words, least)
+    size = 1 << max(6, (2 * len(words)).bit_length())
+    seen, held, counts = (pool.empty(size, kind) for kind in (np.uint8, np.uint64, np.int64))
+    seen[:], counts[:] = 0, 0
+    found, often = _count(words, least, seen, held, counts)
     order = np.argsort(found)
-    return found[order], counts[order]
+    return found[order], often[order]
 
 
 @njit
