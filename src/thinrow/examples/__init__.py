@@ -14,33 +14,40 @@ if TYPE_CHECKING:
     from thinrow.examples.log import ImpressionLog, OutcomeLog
     from thinrow.examples.outcomes import JoinCounts, join
     from thinrow.examples.records import ExampleBatch, Impressions, Outcomes, text_column
+    from thinrow.examples.streaming import IdleRule, heartbeat, join_stream
     from thinrow.examples.table import ExampleTable
 
 _WHERE = {
     "ExampleBatch": "records",
     "ExampleTable": "table",
+    "IdleRule": "streaming",
     "ImpressionLog": "log",
     "Impressions": "records",
     "JoinCounts": "outcomes",
     "JoinReport": "joiner",
     "OutcomeLog": "log",
     "Outcomes": "records",
+    "heartbeat": "streaming",
     "join": "outcomes",
     "join_logs": "joiner",
+    "join_stream": "streaming",
     "text_column": "records",
 }
 
 __all__ = [
     "ExampleBatch",
     "ExampleTable",
+    "IdleRule",
     "ImpressionLog",
     "Impressions",
     "JoinCounts",
     "JoinReport",
     "OutcomeLog",
     "Outcomes",
+    "heartbeat",
     "join",
     "join_logs",
+    "join_stream",
     "text_column",
 ]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,11 @@ from thinrow.examples.outcomes import JoinCounts, join, known_names, last_window
 from thinrow.examples.records import Impressions, Outcomes
 from thinrow.examples.table import ExampleTable
 
-STATE_FORMAT = 1
+#: Of a join up to times that its caller gives, and of one that follows watermarks (``thinrow.examples.streaming``).
+STATE_FORMAT, STREAM_FORMAT = 1, 2
+#: Earlier than every time; far enough from the end of int64 to subtract from.
+LONG_AGO = -(1 << 62)
+_RULE = ("lateness_ms", "correct_for_ms", "newest_request", "newest_outcome")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,9 @@ class JoinState:
     outcomes: the same of the outcome log.
     logs: ids of the two logs.
     counts: outcomes settled by all joins so far.
+    lateness_ms: how far watermarks stay behind; -1 where callers give the time.
+    correct_for_ms: for a table of corrections, how long after its last window an example is corrected.
+    newest_request, newest_outcome: the latest times in files that were seen; kept by a join that follows watermarks.
     """
 
     cut_ms: int = -1
@@ -44,11 +52,22 @@ class JoinState:
     outcomes: int = 1
     logs: tuple[str, str] = ("", "")
     counts: JoinCounts = field(default_factory=JoinCounts)
+    lateness_ms: int = -1
+    correct_for_ms: int = 0
+    newest_request: int = LONG_AGO
+    newest_outcome: int = LONG_AGO
 
     def to_json(self) -> str:
         """Canonical JSON; ``from_json`` reverses it."""
-        body = {"format": STATE_FORMAT, "cut_ms": self.cut_ms, "impressions": self.impressions}
-        return json.dumps(body | {"outcomes": self.outcomes, "logs": self.logs, "counts": self.counts.to_dict()})
+        counts = self.counts.to_dict()
+        body: dict[str, Any] = {"cut_ms": self.cut_ms, "impressions": self.impressions, "outcomes": self.outcomes}
+        body |= {"logs": self.logs, "counts": counts}
+        if self.lateness_ms < 0:
+            # The first format knows no such requests, and this join has none.
+            del counts["late_requests"]
+            return json.dumps({"format": STATE_FORMAT} | body)
+        rule = {n: getattr(self, n) for n in _RULE}
+        return json.dumps({"format": STREAM_FORMAT} | body | rule)
 
     @classmethod
     def from_json(cls, text: str, where: str) -> JoinState:
@@ -56,11 +75,16 @@ class JoinState:
         try:
             data = json.loads(text)
             version = int(data["format"])
-            if version > STATE_FORMAT:
-                raise NewerFormatError(f"join state of {where} has format {version}, newer than 1; update thinrow")
+            if version > STREAM_FORMAT:
+                newest = STREAM_FORMAT
+                raise NewerFormatError(
+                    f"join state of {where} has format {version}, newer than {newest}; update thinrow"
+                )
             first, second = data["logs"]
             counts = JoinCounts(**data["counts"])
-            return cls(int(data["cut_ms"]), int(data["impressions"]), int(data["outcomes"]), (first, second), counts)
+            rule = {n: int(data[n]) for n in _RULE} if version == STREAM_FORMAT else {}
+            seen = int(data["cut_ms"]), int(data["impressions"]), int(data["outcomes"])
+            return cls(*seen, (first, second), counts, **rule)
         except (ValueError, KeyError, TypeError) as e:
             raise CorruptionError(f"unreadable join state: {e}", file=where) from e
 
@@ -90,7 +114,7 @@ class JoinReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class LogRows:
     """Rows of several log files: ``keys`` (n,) KEY_DTYPE, ``file`` (n,) number of its file, ``row`` (n,) row in it."""
 
     keys: npt.NDArray[np.void]
@@ -98,7 +122,8 @@ class _Rows:
     row: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, log: ImpressionLog | OutcomeLog, numbers: range) -> _Rows:
+    def of(cls, log: ImpressionLog | OutcomeLog, numbers: range) -> LogRows:
+        """Of the files of these numbers."""
         parts = [log.keys(n) for n in numbers]
         lengths = [len(p) for p in parts]
         keys = np.concatenate([np.empty(0, KEY_DTYPE), *parts])
@@ -130,11 +155,13 @@ def join_logs(impressions: ImpressionLog, outcomes: OutcomeLog, table: ExampleTa
     before = JoinState() if text is None else JoinState.from_json(text, table.name)
     # Listed once: a file that is appended while this runs must count as unseen.
     numbers = impressions.numbers(), outcomes.numbers()
-    state = _next_state(before, impressions, outcomes, numbers, max(now_ms, before.cut_ms))
+    state = next_state(before, impressions, outcomes, numbers, max(now_ms, before.cut_ms))
+    if before.lateness_ms >= 0:
+        raise StoreError(f"table {table.name!r} is joined by watermarks; go on with join_stream")
     schema, window = table.example_schema, last_window_ms(table.example_schema)
-    requests, later = _Rows.of(impressions, numbers[0]), _Rows.of(outcomes, numbers[1])
+    requests, happened = LogRows.of(impressions, numbers[0]), LogRows.of(outcomes, numbers[1])
 
-    ids, closes = requests.keys["request_id"], _later(requests.keys["ts"], window)
+    ids, closes = requests.keys["request_id"], later_by(requests.keys["ts"], window)
     is_first = np.zeros(len(ids), np.bool_)
     is_first[np.unique(ids, return_index=True)[1]] = True
     seen = requests.file < before.impressions
@@ -143,12 +170,12 @@ def join_logs(impressions: ImpressionLog, outcomes: OutcomeLog, table: ExampleTa
     waiting = is_first & (closes > state.cut_ms)
     written = np.unique(ids[is_written])
 
-    settled = (_later(later.keys["ts"], window) <= before.cut_ms) | np.isin(later.keys["request_id"], written)
-    old = later.file < before.outcomes
-    resumed = _load_outcomes(outcomes, later, np.flatnonzero(old & ~settled))
-    fresh = _load_outcomes(outcomes, later, np.flatnonzero(~old))
+    settled = (later_by(happened.keys["ts"], window) <= before.cut_ms) | np.isin(happened.keys["request_id"], written)
+    old = happened.file < before.outcomes
+    resumed = load_outcomes(outcomes, happened, np.flatnonzero(old & ~settled))
+    fresh = load_outcomes(outcomes, happened, np.flatnonzero(~old))
     joined = join(
-        _load_impressions(impressions, requests, np.flatnonzero(closing)),
+        load_impressions(impressions, requests, np.flatnonzero(closing)),
         Outcomes.concat([resumed.take(known_names(resumed, schema)), fresh]),
         schema,
         state.cut_ms,
@@ -162,9 +189,9 @@ def join_logs(impressions: ImpressionLog, outcomes: OutcomeLog, table: ExampleTa
         snapshot_id = table.append_after(snapshot_id, joined.examples, replace(state, counts=totals).to_json())
 
     # Outcomes that time has not settled are settled by what the log says of their request: both must stay.
-    lasting = _later(later.keys["ts"], window) > state.cut_ms
-    needed = waiting | np.isin(ids, later.keys["request_id"][lasting])
-    unsettled = lasting & ~np.isin(later.keys["request_id"], ids[is_first & ~waiting])
+    lasting = later_by(happened.keys["ts"], window) > state.cut_ms
+    needed = waiting | np.isin(ids, happened.keys["request_id"][lasting])
+    unsettled = lasting & ~np.isin(happened.keys["request_id"], ids[is_first & ~waiting])
     return JoinReport(
         examples=len(joined.examples),
         pending=int(waiting.sum()),
@@ -172,14 +199,15 @@ def join_logs(impressions: ImpressionLog, outcomes: OutcomeLog, table: ExampleTa
         counts=counts,
         totals=totals,
         impressions_done=int(requests.file[needed].min(initial=state.impressions)),
-        outcomes_done=int(later.file[unsettled].min(initial=state.outcomes)),
+        outcomes_done=int(happened.file[unsettled].min(initial=state.outcomes)),
         snapshot_id=snapshot_id,
     )
 
 
-def _next_state(
+def next_state(
     before: JoinState, impressions: ImpressionLog, outcomes: OutcomeLog, numbers: tuple[range, range], cut_ms: int
 ) -> JoinState:
+    """What a join that sees these files has done. Raises StoreError: these are other logs, or files are lost."""
     logs = (impressions.id, outcomes.id)
     if before.logs != ("", "") and before.logs != logs:
         raise StoreError(f"the table was joined with logs {before.logs}, these are {logs}; pass the same logs")
@@ -192,15 +220,17 @@ def _next_state(
     return JoinState(cut_ms, numbers[0].stop, numbers[1].stop, logs, before.counts)
 
 
-def _load_impressions(log: ImpressionLog, rows: _Rows, wanted: npt.NDArray[np.intp]) -> Impressions:
+def load_impressions(log: ImpressionLog, rows: LogRows, wanted: npt.NDArray[np.intp]) -> Impressions:
+    """The records of rows at ``wanted``, ascending positions."""
     parts = [log.read(number).take(taken) for number, taken in rows.by_file(wanted)]
     return Impressions.concat(parts) if parts else Impressions.empty(log.event_schema, log.example_schema)
 
 
-def _load_outcomes(log: OutcomeLog, rows: _Rows, wanted: npt.NDArray[np.intp]) -> Outcomes:
+def load_outcomes(log: OutcomeLog, rows: LogRows, wanted: npt.NDArray[np.intp]) -> Outcomes:
+    """The records of rows at ``wanted``, ascending positions."""
     return Outcomes.concat([log.read(number).take(taken) for number, taken in rows.by_file(wanted)])
 
 
-def _later(ts: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.int64]:
+def later_by(ts: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.int64]:
     """``ts + window``, at most NEVER: a time near the end of int64 must not become one long past."""
     return np.minimum(ts, NEVER - window) + window

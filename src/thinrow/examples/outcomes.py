@@ -42,6 +42,7 @@ class JoinCounts:
         unknown_request: no such request was logged by the time that no request could match any more.
         after_write: arrived after its example was written.
         repeated_requests: impressions of a request id that was logged before.
+        late_requests: logged after the watermark had passed the end of their last window; they are not written.
     """
 
     labelled: int = 0
@@ -53,6 +54,7 @@ class JoinCounts:
     unknown_request: int = 0
     after_write: int = 0
     repeated_requests: int = 0
+    late_requests: int = 0
 
     def __add__(self, other: JoinCounts) -> JoinCounts:
         return JoinCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

@@ -14,10 +14,11 @@ from thinrow.core.errors import CommitConflict, ThinrowError
 from thinrow.core.units import NEVER
 from thinrow.examples.joiner import JoinReport, join_logs
 from thinrow.examples.log import ImpressionLog, OutcomeLog
+from thinrow.examples.streaming import IdleRule, join_stream
 from thinrow.examples.table import ExampleTable
 from thinrow.online.journal import Journal
 
-COMMIT_S, CLUSTER_EVERY = 60.0, 16
+COMMIT_S, CLUSTER_EVERY, IDLE_MS = 60.0, 16, 300_000
 
 
 class TableWriter:
@@ -38,9 +39,17 @@ class TableWriter:
         commit_s: float = COMMIT_S,
         cluster_every: int = CLUSTER_EVERY,
         clock: Clock = system_clock,
+        lateness_ms: int | None = None,
+        idle_ms: int = IDLE_MS,
     ) -> None:
         """Begin. ``cluster_every`` commits the buckets are rewritten as one sorted file each; ``journal`` is the one
-        that writes to the logs, where one does."""
+        that writes to the logs, where one does.
+
+        Windows close by ``clock``, or, given ``lateness_ms``, by the watermarks of the logs (``join_stream``); then
+        requests that wait while the outcome log is idle for ``idle_ms`` are closed by a heartbeat.
+        """
+        self._lateness_ms = lateness_ms
+        self._idle = IdleRule(outcomes, idle_ms, clock)
         self._logs, self._table, self._clock, self._journal = (impressions, outcomes), table, clock, journal
         self._every, self._commit_s = cluster_every, commit_s
         self._commits = 0
@@ -51,9 +60,15 @@ class TableWriter:
         self._thread.start()
 
     def run_once(self) -> JoinReport:
-        """Join what has closed by now, prune the logs of it, and cluster where it is time. Raises as ``join_logs``."""
+        """Join what has closed by now, prune the logs of it, and cluster where it is time. Raises as
+        ``join_logs``."""
         impressions, outcomes = self._logs
-        report = join_logs(impressions, outcomes, self._table, self._clock())
+        if self._lateness_ms is None:
+            report = join_logs(impressions, outcomes, self._table, self._clock())
+        else:
+            if self.last is not None and self.last.pending:
+                self._idle.apply()
+            report = join_stream(impressions, outcomes, self._table, self._lateness_ms)
         floors = (NEVER, NEVER) if self._journal is None else self._journal.floors
         impressions.prune(min(report.impressions_done, floors[0]))
         outcomes.prune(min(report.outcomes_done, floors[1]))
