@@ -24,6 +24,7 @@ from thinrow.core.clock import system_clock
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.layout import SegmentInfo, stored_columns
 from thinrow.history.archive.segment import Segment
+from thinrow.history.archive.tables import KnownTables
 from thinrow.storage.objects import MemoryObjects
 from thinrow.storage.pages import PagedTable
 from thinrow.testing.fuzz.damage import CHANGES, Change, copied, layout_of, meta_changed, pick, resized, scribble
@@ -207,7 +208,8 @@ class Standing:
         if inside and meta is file.layout.meta:
             for section, table in file.tables.items():
                 table.crc[:] = area[file.crcs[section]].view("<u4")[:, 0]
-            if (file.part[dirty] == _PAGES).any():
+            # Pages that were fetched are kept as they were then, with the CRCs of headers in them.
+            if (file.part[dirty] == _PAGES).any() or not self._objects.maps:
                 self._forget(None)
             return hit
         meta = copied(meta)
@@ -257,6 +259,8 @@ class Standing:
         generation, archive = self.generation, self._archive
         self._stale = True
         generation._sets.clear()
+        # Those say of pages that they were checked, and where dictionaries are, which may have been read damaged.
+        generation.tables = KnownTables()
         archive._pages._pages.clear()
         archive._pages.used_bytes = 0
         if name is not None:

@@ -87,7 +87,9 @@ class Tries:
             with store.damaged(rng) as hit:
                 read = aimed(rng, hit, store.world, store.generation)
                 failure, found = self._judge_standing(number, k, store, hit, read)
-                if failure is not None or found is None or rng.random() >= _TWICE_SHARE:
+                # What a verification finds may be one and the same damage told once or twice.
+                once = read.kind == "verify" or rng.random() >= _TWICE_SHARE
+                if failure is not None or found is None or once:
                     return failure
                 return self._read_twice(number, store, hit, read, found)
 
