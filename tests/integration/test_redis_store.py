@@ -1,6 +1,7 @@
 """A whole store whose recent events are on a Redis server: command line, many writers, random programs, erasure."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -8,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.property.test_whole_store import WEIGHTED, Play, program
+from tests.property.test_whole_store import WEIGHTED, Play, many, program
 from thinrow.core.errors import InputError, StoreError, StoreExists
 from thinrow.core.units import EPOCH_BITS
 from thinrow.history.recent.redis import RedisRecent
@@ -197,18 +200,31 @@ def redis_program(seed, n):
     return [step for i, step in enumerate(steps) for step in ([step, ("jolt", i)] if i % 11 == 7 else [step])]
 
 
+jolted = st.lists(
+    st.tuples(st.sampled_from([*WEIGHTED, *["jolt"] * 7]), st.integers(0, 1 << 32)), min_size=5, max_size=20
+)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_programs(server, tmp_path, seed):
     assert "append" in WEIGHTED
     play(server, seed, redis_program(seed, 30), tmp_path)
 
 
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 1 << 32), steps=jolted)
+def test_every_request_comes_back(server, seed, steps, tmp_path_factory):
+    play(server, seed, steps, tmp_path_factory.mktemp("jolted"))
+
+
 @pytest.mark.slow
 def test_many_programs(server, tmp_path):
-    for seed in range(5_000, 5_500):
-        folder = tmp_path / str(seed)
+    def one(seed, folder):
         folder.mkdir()
-        try:
-            play(server, seed, redis_program(seed, 40), folder)
-        except Exception as e:
-            raise AssertionError(f"program {seed}") from e
+        steps = redis_program(seed, 40)
+        play(server, seed, steps, folder)
+        shutil.rmtree(folder)
+        server.ask("FLUSHALL")
+        return len(steps)
+
+    many(one, 5_000, tmp_path)

@@ -1,6 +1,8 @@
 """The slow truth about a whole store: every event as a Python object, with all that may happen to one.
 
 ``StoreModel`` knows what a ``HistoryStore`` promises and nothing of how: no generations, segments, codecs or digests.
+At each request it writes down the fat row: a copy of all that the request saw, which nothing later changes.
+
 Worked example: an event is appended, corrected, archived, given another value of column 3, and erased::
 
     Fact(user=7, ts=10, arrival=1, values={3: "a"})      hidden_from  archived  values     gone
@@ -42,16 +44,36 @@ class Fact:
     gone: int = COMPLETE
     archived: bool = False
     id_kept: bool = False
+    backfilled: set[int] = field(default_factory=set)
+
+
+#: (event_ts, arrival, values by column id) of each event, oldest first, as they were at the request.
+FatRow = list[tuple[int, int, dict[int, Any]]]
+
+
+def fat_rows(seen: Sequence[Sequence[Fact]]) -> list[FatRow]:
+    """What requests see, copied."""
+    return [[(f.ts, f.arrival, dict(f.values)) for f in facts] for facts in seen]
 
 
 @dataclass(slots=True, eq=False)
 class Logged:
-    """Requests, the facts that each saw, oldest first, the generation that they pinned, and which log entry it is."""
+    """Requests, the facts that each saw, oldest first, the generation that they pinned, which log entry it is, and the
+    fat rows that were stored beside it at that moment."""
 
     batch: RequestBatch
     seen: list[list[Fact]]
     pinned: int
     serial: int
+    fat: list[FatRow]
+
+    def check_fat(self) -> None:
+        """What is expected today is the fat row, but for columns that were backfilled since. Raises AssertionError."""
+        for facts, row in zip(self.seen, self.fat, strict=True):
+            assert [(f.ts, f.arrival) for f in facts] == [(ts, arrival) for ts, arrival, _ in row]
+            for fact, (_, _, values) in zip(facts, row, strict=True):
+                for column in (fact.values.keys() | values.keys()) - fact.backfilled:
+                    assert exact(fact.values.get(column)) == exact(values.get(column)), (fact, column)
 
 
 @dataclass(slots=True)
@@ -135,7 +157,11 @@ class StoreModel:
 
     def copy(self) -> StoreModel:
         """As it is now, whatever happens to this one."""
-        twin = {f: replace(f, values=dict(f.values)) for facts in self.facts.values() for f in facts}
+        twin = {
+            f: replace(f, values=dict(f.values), backfilled=set(f.backfilled))
+            for facts in self.facts.values()
+            for f in facts
+        }
         return StoreModel(
             self.schema,
             {user: [twin[f] for f in facts] for user, facts in self.facts.items()},

@@ -39,7 +39,7 @@ from thinrow.schema import ColumnSpec, EventSchema, Trait
 from thinrow.schema.evolution import WIDER
 from thinrow.storage.objects import LocalObjects
 from thinrow.testing.columns import STYLES, TRAITS, spec_of, styled_column
-from thinrow.testing.store_model import Fact, Logged, StoreModel
+from thinrow.testing.store_model import Fact, Logged, StoreModel, fat_rows
 
 Table = tuple[pa.Table, list[dict[str, Any]]]
 
@@ -318,7 +318,8 @@ class Steps:
         seen = [self.model.visible(u, t) for u, t in zip(picked, times.tolist(), strict=True)]
         batch = taken.requests
         assert batch.versions["schema_id"].tolist() == [self.model.schema.schema_id] * len(picked)
-        self.model.logged.append(Logged(batch, seen, taken.generation.number, next(self.serial)))
+        entry = Logged(batch, seen, taken.generation.number, next(self.serial), fat_rows(seen))
+        self.model.logged.append(entry)
 
     def erase_users(self, rng: np.random.Generator) -> None:
         """Erase one or two users, and perhaps events of another."""
@@ -406,8 +407,10 @@ class Steps:
         self.revoke()
 
     def tick(self, rng: np.random.Generator) -> None:
-        """Time passes."""
+        """Time passes; now and then the clock is set back."""
         self.now += int(rng.integers(0, 10))
+        if rng.random() < 0.3:
+            self.now -= int(rng.integers(0, 15))
 
     def revoke(self) -> None:
         """Whoever holds a generation from before an erasure has lost it."""
@@ -487,6 +490,7 @@ class Steps:
         for fact, value, bad in zip(facts, array.to_pylist(), wrong, strict=True):
             if fact.archived and not fact.gone and not bad:
                 placed += 1
+                fact.backfilled.add(spec.id)
                 fact.values.pop(spec.id, None)
                 if value is not None:
                     fact.values[spec.id] = value
@@ -566,4 +570,5 @@ class Steps:
             before = logged.batch.versions["snapshot_arrival"] >= [self.model.whole.get(u, 0) for u in users]
             assert kept.rows.tolist() == np.flatnonzero(before).tolist()
             seen = [logged.seen[r] for r in kept.rows]
-            self.model.logged[i] = Logged(kept.batch, seen, self.pin().number, logged.serial)
+            fat = [logged.fat[r] for r in kept.rows]
+            self.model.logged[i] = Logged(kept.batch, seen, self.pin().number, logged.serial, fat)
