@@ -32,7 +32,7 @@ def take(table: PagedTable, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def find(table: PagedTable, keys: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    return Index(table.objects, [table]).find(np.zeros(len(keys), np.int64), keys)
+    return Index(table.objects, [table]).find(np.zeros(len(keys), np.int64), keys)[:2]
 
 
 def records(n: int, dtype: np.dtype[Any] = DTYPE) -> npt.NDArray[Any]:

@@ -22,7 +22,7 @@ from thinrow.history.archive.tombstones import TOMBSTONE_DTYPE
 from thinrow.jagged import HIDE_DTYPE
 from thinrow.schema import EventSchema
 from thinrow.storage.codecs import ENTRY_DTYPE, header_bytes
-from thinrow.storage.container import crc_of
+from thinrow.storage.container import VERSION, crc_of
 
 _TAIL = struct.Struct("<QIIH6x8s")
 _WORDS_OF_A_BLOCK = 6
@@ -202,7 +202,7 @@ def places_of_dictionaries(meta: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-def close(body: bytearray, meta: dict[str, Any], version: int = 2) -> bytes:
+def close(body: bytearray, meta: dict[str, Any], version: int = VERSION) -> bytes:
     """The file of a body and its meta, whatever they hold, with CRCs of sections, dictionaries, meta made anew."""
     sections = meta.get("sections")
     for entry in sections.values() if isinstance(sections, dict) else ():
