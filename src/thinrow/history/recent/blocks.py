@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from thinrow.core.errors import CommitConflict, CorruptionError, InputError, SchemaError, UnknownEventError
 from thinrow.core.ragged import offsets_of
-from thinrow.core.units import NEVER
+from thinrow.core.units import EPOCH_BITS, NEVER
 from thinrow.core.users import Users, plain
 from thinrow.history.recent.batch import Batch, check_batch, check_bounds, id_value
 from thinrow.history.recent.keys import arrival_keys, pack_pairs, unpack_pairs, user_keys, users_of_keys
@@ -198,9 +198,7 @@ class BlockTier(ABC):
     def _append(self, txn: Writing, schema: EventSchema, batch: Batch, resolve: Resolve | None) -> AppendResult:
         grouped, n = batch.grouped, len(batch)
         txn.fetch(grouped.keys, [*batch.id_keys, *batch.target_keys])
-        counters, trimmed = self._counters(txn, grouped.keys)
-        # The floor may have risen above the counters of known users: an epoch has begun.
-        counters = np.maximum(counters, self._floors(txn, grouped.keys))
+        counters, trimmed = self._above_epoch(txn, grouped.keys)
         known = self._known(txn, batch)
         new = known == 0
         fresh = offsets_of(new)
@@ -231,6 +229,14 @@ class BlockTier(ABC):
             at = [i for i, key in enumerate(keys) if key in found]
             counters[at], trimmed[at] = unpack_pairs([found[keys[i]] for i in at], self._name, "the user counters")
         return counters, trimmed
+
+    def _above_epoch(self, txn: Reading, keys: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """As ``_counters``, of users who are about to get numbers: those of the epoch that has begun.
+
+        It is one for known users too. A floor within it is what erased users had, and holds for unknown ones alone.
+        """
+        counters, trimmed = self._counters(txn, keys)
+        return np.maximum(counters, self._floors(txn, keys) >> EPOCH_BITS << EPOCH_BITS), trimmed
 
     def _floors(self, txn: Reading, keys: list[bytes]) -> npt.NDArray[np.int64]:
         """(U,) the number up to which (inclusive) none is given to each user."""
@@ -410,8 +416,8 @@ class BlockTier(ABC):
         keys = user_keys(users)
 
         def work(txn: Writing) -> npt.NDArray[np.int64]:
-            counters, trimmed = self._counters(txn, keys)
-            first = np.maximum(np.maximum(counters, at_least), self._floors(txn, keys))
+            counters, trimmed = self._above_epoch(txn, keys)
+            first = np.maximum(counters, at_least)
             _refuse_overflow(users, first, n)
             txn.put_pairs("users", zip(keys, pack_pairs(first + n, trimmed), strict=True))
             return first
