@@ -211,6 +211,17 @@ def test_files_that_are_refused(unchanged: Shell) -> None:
     assert "column 'price' is missing in short.parquet, but double in good.parquet" in line
 
 
+def test_lines_that_lack_a_column_are_refused(unchanged: Shell) -> None:
+    pq.write_table(pa.table(COLUMNS), "good.parquet")
+    Path("events.csv").write_bytes(b"who,at\n1,2\n")
+    refused = unchanged.run("ingest", "good.parquet", "events.csv", "--store", "s")
+    assert refused.status == 1
+    assert refused.err.splitlines() == [
+        "so far: 0 events appended, 0 known already, 0 refused",
+        "thinrow: events.csv has no column 'line'; its header names who, at",
+    ]
+
+
 def test_one_bad_event_among_many_keeps_all_out(unchanged: Shell) -> None:
     """More events than go into one transaction; the last one is bad."""
     n = 70_000

@@ -161,7 +161,6 @@ def test_bad_rows_are_named_before_anything_changes(tmp_path: Path) -> None:
         assert store.bulk_load(files).events == 380
 
 
-@pytest.mark.xfail(reason="a load this small leaves no run behind, so it is read and written again", strict=True)
 def test_what_a_killed_load_has_written_is_no_garbage_once_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from thinrow.core.errors import InputError
 from thinrow.core.ragged import inverse_of, offsets_of
 from thinrow.core.users import Users, as_users, bucket_of
+from thinrow.history.bulk import source as bulk_source
 from thinrow.history.bulk.source import Chunk, Source
 from thinrow.history.intake import CheckedEvents, check_rows
 from thinrow.jagged import Column
@@ -101,7 +102,7 @@ def read_runs(
     """
     held: list[tuple[CheckedEvents, Ints | None]] = []
     n_bytes, read, first = 0, after, True
-    for chunk in source.chunks(after, input_columns(schema)):
+    for chunk in source.chunks(after, input_columns(schema), bulk_source.CHUNK_ROWS):
         rows = _checked(chunk, schema)
         if n_bytes and n_bytes + chunk.table.nbytes > run_bytes:
             yield spill(_sorted_run(held, schema, n_buckets, read))

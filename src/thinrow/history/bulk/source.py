@@ -50,7 +50,7 @@ class Source(Protocol):
         """Rows in all, where that is known before."""
         ...
 
-    def chunks(self, after: int, columns: Sequence[str], rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
+    def chunks(self, after: int, columns: Sequence[str], rows: int) -> Iterator[Chunk]:
         """Everything after the first ``after`` rows, ``rows`` at a time; of wide files only ``columns`` need be read.
 
         Raises:
@@ -88,7 +88,7 @@ class TableSource:
         self._table = table
         self.n_rows: int | None = table.num_rows
 
-    def chunks(self, after: int, columns: Sequence[str], rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
+    def chunks(self, after: int, columns: Sequence[str], rows: int) -> Iterator[Chunk]:
         """See ``Source.chunks``. An empty table is one chunk, so that its columns are checked."""
         for at in range(after, max(self._table.num_rows, 1), rows):
             yield Chunk(self._table.slice(at, rows), "", at)
@@ -103,7 +103,7 @@ class StreamSource:
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
 
-    def chunks(self, after: int, columns: Sequence[str], rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
+    def chunks(self, after: int, columns: Sequence[str], rows: int) -> Iterator[Chunk]:
         """See ``Source.chunks``."""
         assert after == 0, "a stream is read from its begin"
         at = 0
@@ -127,7 +127,7 @@ class FileSource:
         stats = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
         self.identity: str | None = hashlib.sha256(repr(stats).encode()).hexdigest()[:32]
 
-    def chunks(self, after: int, columns: Sequence[str], rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
+    def chunks(self, after: int, columns: Sequence[str], rows: int) -> Iterator[Chunk]:
         """See ``Source.chunks``."""
         for path, n_rows in zip(self._paths, self._rows, strict=True):
             if after >= n_rows:
