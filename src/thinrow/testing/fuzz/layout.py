@@ -202,7 +202,7 @@ def places_of_dictionaries(meta: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-def close(body: bytearray, meta: dict[str, Any], version: int = VERSION) -> bytes:
+def close(body: bytearray, meta: dict[str, Any]) -> bytes:
     """The file of a body and its meta, whatever they hold, with CRCs of sections, dictionaries, meta made anew."""
     sections = meta.get("sections")
     for entry in sections.values() if isinstance(sections, dict) else ():
@@ -215,7 +215,7 @@ def close(body: bytearray, meta: dict[str, Any], version: int = VERSION) -> byte
             start, stop = _bounds(entry["offset"], entry["length"])
             entry["crc"] = crc_of(bytes(body[base[0] + start : base[0] + stop]))
     text = json.dumps(meta, separators=(",", ":")).encode()
-    return bytes(body) + text + _TAIL.pack(len(body), len(text), crc_of(text), version, b"THINROW\0")
+    return bytes(body) + text + _TAIL.pack(len(body), len(text), crc_of(text), VERSION, b"THINROW\0")
 
 
 def _bounds(offset: object, length: object) -> tuple[int, int]:

@@ -199,7 +199,7 @@ def _table(
             "kind": pa.array([None if i % 11 == 0 else words[i % 4] for i in range(n)]),
             "note": pa.array([None if i % 9 == 0 else f"note {i} " * (i % 3) for i in numbers]),
             "blob": pa.array([rng.bytes(int(rng.integers(0, 9))) for _ in range(n)], pa.binary()),
-            "surface": rng.integers(0, 3, n).astype(np.int8),
+            "surface": np.repeat(rng.integers(0, 100, n), 20)[:n].astype(np.int8),
         }
     )  # fmt: skip
 
