@@ -14,24 +14,15 @@ import numpy.typing as npt
 
 from thinrow.core.units import NEVER
 from thinrow.kernels.numba.jit import njit
+from thinrow.kernels.numba.scalar import GOLDEN, lower_bound, mix
 
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 _VISIBLE, _LATE, _SUPERSEDED, _CORRECTS, _FIXED = np.int8(1), np.int8(2), np.int8(4), np.int8(8), np.int8(16)
 #: Events of one time beyond which leftovers are paired in order of their keys.
 _FEW = 32
-
-
-@njit
-def _mix64(z: Any) -> Any:
-    z = (z ^ (z >> _S30)) * _M1
-    z = (z ^ (z >> _S27)) * _M2
-    return z ^ (z >> _S31)
 
 
 @njit
@@ -40,7 +31,7 @@ def fold_words(offsets: Ints, words: Words) -> Words:
     for i in range(len(out)):
         h = np.uint64(offsets[i + 1] - offsets[i])
         for k in range(offsets[i], offsets[i + 1]):
-            h = _mix64((h ^ words[k]) + _GOLDEN)
+            h = mix((h ^ words[k]) + GOLDEN)
         out[i] = h
     return out
 
@@ -218,17 +209,6 @@ def pair_rows(a_off: Ints, a_ts: Ints, a_key: Words, b_off: Ints, b_ts: Ints, b_
 
 
 @njit
-def _begin_of(ts: Ints, lo: int, hi: int, want: int) -> int:
-    while lo < hi:
-        mid = (lo + hi) // 2
-        if ts[mid] < want:
-            lo = mid + 1
-        else:
-            hi = mid
-    return lo
-
-
-@njit
 def event_states(
     offsets: Ints,
     ts: Ints,
@@ -244,7 +224,7 @@ def event_states(
     out = np.zeros(len(user), np.int8)
     for w in range(len(user)):
         end = offsets[user[w] + 1]
-        i = _begin_of(ts, offsets[user[w]], end, want_ts[w])
+        i = lower_bound(ts, offsets[user[w]], end, want_ts[w])
         while i < end and ts[i] == want_ts[w]:
             if key[i] == want_key[w]:
                 if arrival[i] > bound[w]:
@@ -268,7 +248,7 @@ def find_in_rows(offsets: Ints, ts: Ints, key: Words, row: Ints, want_ts: Ints, 
         if row[w] < 0:
             continue
         end = offsets[row[w] + 1]
-        i = _begin_of(ts, offsets[row[w]], end, want_ts[w])
+        i = lower_bound(ts, offsets[row[w]], end, want_ts[w])
         while i < end and ts[i] == want_ts[w]:
             if key[i] == want_key[w]:
                 out[w] = True

@@ -9,44 +9,37 @@ import numpy.typing as npt
 
 from thinrow.core.units import DAY_MS
 from thinrow.kernels.numba.jit import njit
+from thinrow.kernels.numba.scalar import mix
 
 U64Array = npt.NDArray[np.uint64]
 I64Array = npt.NDArray[np.int64]
 
 _INT, _BYTES, _TUPLE = (np.uint64(v) for v in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7))
-_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_S30, _S27, _S31, _S8 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(8)
+_S8 = np.uint64(8)
 _DAY = np.int64(DAY_MS)
-
-
-@njit
-def _mix(z: Any) -> Any:
-    z = (z ^ (z >> _S30)) * _M1
-    z = (z ^ (z >> _S27)) * _M2
-    return z ^ (z >> _S31)
 
 
 @njit
 def _mix64(z: U64Array) -> U64Array:
     out = np.empty_like(z)
     for i in range(len(z)):
-        out[i] = _mix(z[i])
+        out[i] = mix(z[i])
     return out
 
 
 @njit
 def _hash_ints(values: U64Array, seed: Any) -> U64Array:
-    start = _mix(seed + _INT)
+    start = mix(seed + _INT)
     out = np.empty_like(values)
     for i in range(len(values)):
-        out[i] = _mix(start ^ values[i])
+        out[i] = mix(start ^ values[i])
     return out
 
 
 @njit
 def _hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: Any) -> U64Array:
     n = len(offsets) - 1
-    start = _mix(seed + _BYTES)
+    start = mix(seed + _BYTES)
     out = np.empty(n, np.uint64)
     for i in range(n):
         h = start
@@ -58,19 +51,19 @@ def _hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: Any) -> U6
             for j in range(at, min(at + 8, stop)):
                 word |= np.uint64(data[j]) << shift
                 shift += _S8
-            h = _mix(h ^ word)
+            h = mix(h ^ word)
             at += 8
-        out[i] = _mix(h ^ size)
+        out[i] = mix(h ^ size)
     return out
 
 
 @njit
 def _hash_tuples(elements: U64Array, seed: Any) -> U64Array:
     k, n = elements.shape
-    out = np.full(n, _mix(seed + _TUPLE), np.uint64)
+    out = np.full(n, mix(seed + _TUPLE), np.uint64)
     for j in range(k):
         for i in range(n):
-            out[i] = _mix(out[i] ^ elements[j, i])
+            out[i] = mix(out[i] ^ elements[j, i])
     return out
 
 
@@ -138,7 +131,7 @@ def _cross(
             newest[c - first] = -1
             if not (all_wanted or wanted_valid[c]):
                 continue
-            slot = _mix(np.uint64(wanted[c])) & mask
+            slot = mix(np.uint64(wanted[c])) & mask
             while table[slot] >= 0 and wanted[table[slot]] != wanted[c]:
                 slot = (slot + np.uint64(1)) & mask
             if table[slot] < 0:
@@ -149,7 +142,7 @@ def _cross(
                 continue
             if not whole and (arrival[i] > limit or hidden_from[i] <= limit):
                 continue
-            slot = _mix(np.uint64(keys[i])) & mask
+            slot = mix(np.uint64(keys[i])) & mask
             while table[slot] >= 0 and wanted[table[slot]] != keys[i]:
                 slot = (slot + np.uint64(1)) & mask
             c = table[slot]
@@ -158,7 +151,7 @@ def _cross(
                 newest[c - first] = max(newest[c - first], event_ts[i])
         for c in range(first, last):
             if all_wanted or wanted_valid[c]:
-                slot = _mix(np.uint64(wanted[c])) & mask
+                slot = mix(np.uint64(wanted[c])) & mask
                 while wanted[table[slot]] != wanted[c]:
                     slot = (slot + np.uint64(1)) & mask
                 count[c] = count[table[slot]]

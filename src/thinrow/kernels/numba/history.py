@@ -14,45 +14,32 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.kernels.numba.jit import njit
+from thinrow.kernels.numba.scalar import GOLDEN, identity_of, lower_bound, mix
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 _NEVER = np.int64((1 << 63) - 1)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_M1 = np.uint64(0xBF58476D1CE4E5B9)
-_M2 = np.uint64(0x94D049BB133111EB)
 _NULL_WORD = np.uint64(0xA5A5A5A5A5A5A5A5)
-_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
-
-
-@njit
-def _mix64(x: Any) -> Any:
-    x ^= x >> _S30
-    x *= _M1
-    x ^= x >> _S27
-    x *= _M2
-    x ^= x >> _S31
-    return x
 
 
 @njit
 def identity_mix(event_ts: Ints, arrival: Ints) -> Words:
     out = np.empty(len(event_ts), np.uint64)
     for i in range(len(event_ts)):
-        out[i] = _mix64(_mix64(np.uint64(event_ts[i]) + _GOLDEN) + np.uint64(arrival[i]))
+        out[i] = identity_of(event_ts[i], arrival[i])
     return out
 
 
 @njit
 def content_digest(identity: Words, words: Words, null: Bools, column_id: int) -> np.uint64:
-    salt = np.uint64(column_id) * _GOLDEN
+    salt = np.uint64(column_id) * GOLDEN
     total = np.uint64(0)
     has_null = len(null) > 0
     for i in range(len(identity)):
         value = _NULL_WORD if has_null and null[i] else words[i]
-        total += _mix64(identity[i] ^ _mix64(salt + value))
+        total += mix(identity[i] ^ mix(salt + value))
     return total
 
 
@@ -72,21 +59,10 @@ def fold_bytes(offsets: Ints, data: npt.NDArray[np.uint8]) -> Words:
             else:
                 for j in range(b - p):
                     word |= np.uint64(data[p + j]) << np.uint64(8 * j)
-            h = _mix64(h ^ word)
+            h = mix(h ^ word)
             p += 8
         out[i] = h
     return out
-
-
-@njit
-def _lower_bound(values: Ints, lo: Any, hi: Any, x: Any) -> Any:
-    while lo < hi:
-        mid = (lo + hi) // 2
-        if values[mid] < x:
-            lo = mid + 1
-        else:
-            hi = mid
-    return lo
 
 
 @njit
@@ -112,7 +88,7 @@ def apply_hides(
         for h in range(hide_off[user_of[r]], hide_off[user_of[r] + 1]):
             if hide_ts[h] < event_ts[a] or hide_ts[h] > event_ts[b - 1]:
                 continue
-            i = _lower_bound(event_ts, a, b, hide_ts[h])
+            i = lower_bound(event_ts, a, b, hide_ts[h])
             while i < b and event_ts[i] == hide_ts[h]:
                 if arrival[i] == hide_arrival[h]:
                     hidden_from[i] = min(hidden_from[i], hide_from[h])
@@ -254,7 +230,7 @@ def distinct_words(words: Words, limit: int, known: Words) -> tuple[Words, npt.N
     n = 0
     for i in range(-len(known), len(words)):
         word = words[i] if i >= 0 else known[i + len(known)]
-        at = np.int64(_mix64(word) & np.uint64(size - 1))
+        at = np.int64(mix(word) & np.uint64(size - 1))
         while slots[at] >= 0 and found[slots[at]] != word:
             at = (at + 1) & (size - 1)
         if slots[at] < 0:
@@ -278,7 +254,7 @@ def code_words(words: Words, known: Words) -> npt.NDArray[np.uint32]:
     codes = np.empty(len(words), np.uint32)
     for i in range(-len(known), len(words)):
         word = words[i] if i >= 0 else known[i + len(known)]
-        at = np.int64(_mix64(word) & np.uint64(size - 1))
+        at = np.int64(mix(word) & np.uint64(size - 1))
         while slots[at] != 0xFFFFFFFF and known[slots[at]] != word:
             at = (at + 1) & (size - 1)
         if i >= 0:

@@ -13,7 +13,10 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 
-from thinrow.kernels.numba.jit import intrinsic
+from thinrow.kernels.numba.jit import intrinsic, njit
+
+#: Bytes of a cache line.
+_LINE = 64
 
 
 @intrinsic
@@ -38,6 +41,13 @@ def prefetch(typingctx: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.intp), emit
+
+
+@njit
+def prefetch_range(begin: int, size: int) -> None:
+    """``prefetch`` every line of ``size`` bytes from an address on."""
+    for at in range(begin, begin + size, _LINE):
+        prefetch(at)
 
 
 @intrinsic

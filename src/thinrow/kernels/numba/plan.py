@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.kernels.numba.jit import njit
+from thinrow.kernels.numba.scalar import identity_of, lower_bound
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
@@ -27,33 +28,9 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 Records: TypeAlias = npt.NDArray[Any]
 
 _NEVER = np.int64((1 << 63) - 1)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 _LOW = np.uint64(0xFFFFFFFF)
 #: Rows whose digest is summed at once and kept: 1 << 6.
 _BLOCK_BITS = 6
-
-
-@njit
-def _mix64(x: Any) -> Any:
-    x ^= x >> _S30
-    x *= _M1
-    x ^= x >> _S27
-    x *= _M2
-    x ^= x >> _S31
-    return x
-
-
-@njit
-def _lower_bound(values: Ints, lo: Any, hi: Any, x: Any) -> Any:
-    while lo < hi:
-        mid = (lo + hi) // 2
-        if values[mid] < x:
-            lo = mid + 1
-        else:
-            hi = mid
-    return lo
 
 
 @njit
@@ -276,7 +253,7 @@ def rows_before(offsets: Ints, event_ts: Ints, before: Ints, rows: Ints) -> None
     """To ``rows`` how many of each range ``[offsets[i], offsets[i + 1])``, in order of time, have ``event_ts <
     before[i]``."""
     for i in range(len(before)):
-        rows[i] = _lower_bound(event_ts, offsets[i], offsets[i + 1], before[i]) - offsets[i]
+        rows[i] = lower_bound(event_ts, offsets[i], offsets[i + 1], before[i]) - offsets[i]
 
 
 @njit
@@ -284,7 +261,7 @@ def _sum_of_mixes(key_ts: Ints, key_arrival: Ints, a: Any, b: Any) -> Any:
     # Views, because an index that counts from 0 is one that the compiler takes into vector registers.
     times, arrivals, total = key_ts[a:b], key_arrival[a:b], np.uint64(0)
     for i in range(len(times)):
-        total += _mix64(_mix64(np.uint64(times[i]) + _GOLDEN) + np.uint64(arrivals[i]))
+        total += identity_of(times[i], arrivals[i])
     return total
 
 
@@ -362,7 +339,7 @@ def summarize(
                     hi = max(hi, np.int64(records[p].last_ts))
                     continue
                 if p == cut:
-                    n = _lower_bound(key_ts, a, a + n, t) - a
+                    n = lower_bound(key_ts, a, a + n, t) - a
                     before += n
                 if seen and n > 0:
                     c += n
@@ -373,7 +350,7 @@ def summarize(
                 for i in range(a, a + n):
                     if key_arrival[i] <= b and (len(key_hidden) == 0 or key_hidden[i] > b):
                         c += 1
-                        d += _mix64(_mix64(np.uint64(key_ts[i]) + _GOLDEN) + np.uint64(key_arrival[i]))
+                        d += identity_of(key_ts[i], key_arrival[i])
                         lo = min(lo, key_ts[i])
                         hi = max(hi, key_ts[i])
         count[x], total[x], whole[x] = c, d, c == before
@@ -452,7 +429,7 @@ def read_ranges(
             p = cut - 1
             if cut < run_off[r + 1] and np.int64(records[cut].first_ts) < t:
                 a = key_off[cut]
-                tail = _lower_bound(key_ts, a, a + np.int64(records[cut].n_rows), t) - a
+                tail = lower_bound(key_ts, a, a + np.int64(records[cut].n_rows), t) - a
                 p = cut
             end = tail + (rows_to[cut - 1] if cut > run_off[r] else np.int64(0))
             if end == 0:
@@ -567,9 +544,9 @@ def example_slices(
         begin, end = event_off[u], event_off[u + 1]
         # Mostly the first and the last event show that nothing has to be searched.
         if begin < end and event_ts[end - 1] >= request_ts[x]:
-            end = _lower_bound(event_ts, begin, end, request_ts[x])
+            end = lower_bound(event_ts, begin, end, request_ts[x])
         if begin < end and event_ts[begin] < oldest_ts[x]:
-            begin = _lower_bound(event_ts, begin, end, oldest_ts[x])
+            begin = lower_bound(event_ts, begin, end, oldest_ts[x])
         stop[x] = end
         if end == begin or whole[x] or (top[end - 1] <= b and least_hidden[u] > b):
             start[x] = max(begin, end - min(max_len[x], end - begin))

@@ -46,7 +46,7 @@ from thinrow.core.stripes import (
 )
 from thinrow.kernels.numba.blocks import decode_block
 from thinrow.kernels.numba.crc import advance
-from thinrow.kernels.numba.intrinsics import load64, pointer, prefetch
+from thinrow.kernels.numba.intrinsics import load64, pointer, prefetch, prefetch_range
 from thinrow.kernels.numba.jit import njit
 from thinrow.kernels.numba.nested import LAST_CODEC
 from thinrow.kernels.numba.unpack import sound_width, workspace
@@ -55,7 +55,6 @@ Array = npt.NDArray[Any]
 
 MAX_STRIPE_ROWS = 65_536
 _SPARSE, _ABSENT, _ZSTD = 9, 10, 7
-_LINE = 64
 #: Stripes that are decoded together, column by column: their blocks fit the second cache with those of the next.
 _TOGETHER = 16
 #: Fields of a block that was found: address, bytes, codec, width, CRC.
@@ -172,13 +171,6 @@ def _find(
 
 
 @njit
-def _ask(begin: int, size: int) -> None:
-    """Ask for the lines of a range."""
-    for at in range(begin, begin + size, _LINE):
-        prefetch(at)
-
-
-@njit
 def _chunk(row: Array, record: int, place: int) -> Any:
     """Whether a chunk lies in its file; its address, bytes and header CRC."""
     if place < 0 or 24 + place * 16 > row[RECORD_BYTES]:
@@ -200,7 +192,7 @@ def _ask_headers(segments: Array, streams: Array, runs: Array, first: int, last:
             if place >= 0 and place != previous:
                 inside, begin, size, _ = _chunk(segments[segment], runs[_RECORD, k], place)
                 if inside:
-                    _ask(begin, min(size, (streams[w, segment, N_BLOCKS] * 12 + 7) // 8 * 8))
+                    prefetch_range(begin, min(size, (streams[w, segment, N_BLOCKS] * 12 + 7) // 8 * 8))
                 previous = place
 
 
@@ -315,7 +307,7 @@ def _decode(
         segment, block = runs[_SEGMENT, k], blocks[w, k - first]
         place = streams[w, segment, PLACE]
         if k != previous:
-            _ask(following[w, k - first, _AT], following[w, k - first, _BYTES])
+            prefetch_range(following[w, k - first, _AT], following[w, k - first, _BYTES])
             if place == ELSEWHERE or (place >= 0 and kind == TEXT and block[_CODEC] == _ZSTD):
                 refused[w] = True
             elif place >= 0 and not refused[w] and not _crc_is(block[_AT], block[_BYTES], block[_CRC]):
@@ -389,7 +381,7 @@ def _read(
         if first < 0:
             for w in range(len(streams)):
                 for k in range(min(n, _TOGETHER)):
-                    _ask(blocks[turn, w, k, _AT], blocks[turn, w, k, _BYTES])
+                    prefetch_range(blocks[turn, w, k, _AT], blocks[turn, w, k, _BYTES])
             continue
         begin = run
         while run < len(piece) and runs[_STRIPE, run] < after:

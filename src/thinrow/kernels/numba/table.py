@@ -13,20 +13,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 
 from thinrow.core.wrap import GOLDEN64, MASK64, mix64
+from thinrow.kernels.numba.intrinsics import prefetch, prefetch_range
 from thinrow.kernels.numba.jit import intrinsic, njit
+from thinrow.kernels.numba.scalar import GOLDEN, mix
 from thinrow.kernels.numba.threads import even_bounds, slice_count, spread
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.int64]
 
-_GOLDEN = np.uint64(GOLDEN64)
-_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_S30, _S27, _S31, _S40 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(40)
+_S40 = np.uint64(40)
 
 _AHEAD = 8
 _LINE = 64
@@ -44,37 +43,9 @@ def _pointer(typingctx: Any, address: Any, like: Any) -> Any:
     return types.CPointer(like.dtype)(address, like), emit  # type: ignore[no-untyped-call]
 
 
-@intrinsic
-def _prefetch(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at ``address``; never faults."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-        i32 = ir.IntType(32)
-        shape = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
-        function = builder.module.declare_intrinsic("llvm.prefetch", (pointer.type,), shape)
-        builder.call(function, [pointer, i32(0), i32(3), i32(1)])
-        return context.get_dummy_value()
-
-    return types.void(address), emit
-
-
-@njit
-def _prefetch_bytes(address: int, n_bytes: int) -> None:
-    for k in range(0, n_bytes, _LINE):
-        _prefetch(address + k)
-
-
-@njit
-def _mix(z: Any) -> Any:
-    z = (z ^ (z >> _S30)) * _M1
-    z = (z ^ (z >> _S27)) * _M2
-    return z ^ (z >> _S31)
-
-
 @njit
 def _home(key: Any, mask: int) -> Any:
-    return np.int64(_mix(np.uint64(key)) & np.uint64(mask))
+    return np.int64(mix(np.uint64(key)) & np.uint64(mask))
 
 
 @njit
@@ -96,7 +67,7 @@ def _find(slots: Ints, wanted: Ints, rows: Ints, first: int, last: int) -> None:
     base = slots.ctypes.data
     for i in range(first, last):
         if i + _AHEAD < last:
-            _prefetch(base + _home(wanted[i + _AHEAD], mask) * 16)
+            prefetch(base + _home(wanted[i + _AHEAD], mask) * 16)
         rows[i] = slots[_probe(slots, _home(wanted[i], mask), wanted[i]), 1]
 
 
@@ -124,7 +95,7 @@ def place_keys(slots: Ints, keys: Ints) -> int:
     base = slots.ctypes.data
     for row in range(len(keys)):
         if row + _AHEAD < len(keys):
-            _prefetch(base + _home(keys[row + _AHEAD], mask) * 16)
+            prefetch(base + _home(keys[row + _AHEAD], mask) * 16)
         at = _probe(slots, _home(keys[row], mask), keys[row])
         if slots[at, 1] >= 0:
             return row
@@ -141,11 +112,11 @@ def _start(
     row_bytes = width * like.itemsize
     for i in range(first, last):
         value = carray(_pointer(_address(addresses, shift, row + i, row_bytes), like), (width,))
-        word = _mix(np.uint64(keys[i]) ^ seeded)
+        word = mix(np.uint64(keys[i]) ^ seeded)
         for c in range(width):
-            word += _GOLDEN
+            word += GOLDEN
             # Two assignments: the first is exact in any dtype, the second rounds in the table's.
-            value[c] = np.int64(_mix(word) >> _S40) * 2.0**-23 - 1.0
+            value[c] = np.int64(mix(word) >> _S40) * 2.0**-23 - 1.0
             value[c] *= scale
 
 
@@ -158,7 +129,7 @@ def _gather(addresses: Ints, shift: int, n_rows: int, rows: Ints, out: Floats, f
         if i + _AHEAD < last:
             row = rows[i + _AHEAD]
             if 0 <= row < n_rows:
-                _prefetch_bytes(_address(addresses, shift, row, row_bytes), row_bytes)
+                prefetch_range(_address(addresses, shift, row, row_bytes), row_bytes)
         row = rows[i]
         if 0 <= row < n_rows:
             value = carray(_pointer(_address(addresses, shift, row, row_bytes), out), (width,))
@@ -216,7 +187,7 @@ def _sum(gradient: Floats, order: Ints, starts: Ints, out: Floats, first: int, l
     for k in range(first, last):
         for j in range(starts[k], starts[k + 1]):
             if j + _AHEAD < len(order):
-                _prefetch_bytes(base + order[j + _AHEAD] * row_bytes, row_bytes)
+                prefetch_range(base + order[j + _AHEAD] * row_bytes, row_bytes)
             at = order[j]
             if j == starts[k]:
                 for c in range(width):
@@ -241,8 +212,8 @@ def _adagrad(
     row_bytes = width * gradient.itemsize
     for i in range(first, last):
         if i + _AHEAD < last:
-            _prefetch_bytes(_address(values, shift, rows[i + _AHEAD], row_bytes), row_bytes)
-            _prefetch_bytes(_address(sums, shift, rows[i + _AHEAD], row_bytes), row_bytes)
+            prefetch_range(_address(values, shift, rows[i + _AHEAD], row_bytes), row_bytes)
+            prefetch_range(_address(sums, shift, rows[i + _AHEAD], row_bytes), row_bytes)
         value = carray(_pointer(_address(values, shift, rows[i], row_bytes), gradient), (width,))
         total = carray(_pointer(_address(sums, shift, rows[i], row_bytes), gradient), (width,))
         for c in range(width):
@@ -287,10 +258,10 @@ def _adam(
     for i in range(first, last):
         if i + _AHEAD < last:
             later = rows[i + _AHEAD]
-            _prefetch_bytes(_address(values, shift, later, row_bytes), row_bytes)
-            _prefetch_bytes(_address(means, shift, later, row_bytes), row_bytes)
-            _prefetch_bytes(_address(squares, shift, later, row_bytes), row_bytes)
-            _prefetch(_address(steps, shift, later, 8))
+            prefetch_range(_address(values, shift, later, row_bytes), row_bytes)
+            prefetch_range(_address(means, shift, later, row_bytes), row_bytes)
+            prefetch_range(_address(squares, shift, later, row_bytes), row_bytes)
+            prefetch(_address(steps, shift, later, 8))
         value = carray(_pointer(_address(values, shift, rows[i], row_bytes), gradient), (width,))
         mean = carray(_pointer(_address(means, shift, rows[i], row_bytes), gradient), (width,))
         square = carray(_pointer(_address(squares, shift, rows[i], row_bytes), gradient), (width,))
