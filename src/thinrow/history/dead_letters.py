@@ -24,6 +24,7 @@ from typing import Any
 
 from thinrow.core.errors import CorruptionError, StoreError
 from thinrow.storage.container import crc_of
+from thinrow.storage.objects import make_directory, sync_directory
 
 FOLDER = "dead"
 #: The source under whose name the tier keeps the number of the file that holds.
@@ -117,7 +118,7 @@ class DeadLetters:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            _sync(self._folder)
+            sync_directory(self._folder)
 
     def read(self) -> list[Letter]:
         """All letters, oldest first, each once. Raises CorruptionError."""
@@ -152,7 +153,6 @@ class DeadLetters:
     @contextmanager
     def retrying(self) -> Iterator[Retry]:
         """Take letters out, with nobody else at them; see ``Retry``."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         with self._alone() as path:
             number = self._number()
             yield Retry(_read(path), number, lambda rest: _replace(self._path(number + 1), _lines(rest)))
@@ -164,9 +164,7 @@ class DeadLetters:
     @contextmanager
     def _alone(self) -> Iterator[Path]:
         """The file that holds; other calls, of other processes too, wait."""
-        if not self._folder.is_dir():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            _sync(self._folder.parent)
+        make_directory(self._folder)
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield self._path(self._number())
@@ -176,7 +174,7 @@ class DeadLetters:
         for path in self._folder.glob("letters-*"):
             if path != holds:
                 path.unlink()
-        _sync(self._folder)
+        sync_directory(self._folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +236,4 @@ def _replace(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_directory(path.parent)

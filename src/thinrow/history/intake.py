@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ from thinrow.history.recent.batch import check_lengths
 from thinrow.history.recent.keys import MAX_EVENT_ID_BYTES
 from thinrow.jagged import Column
 from thinrow.schema import EventSchema
+
+_Rows: TypeAlias = slice | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,10 @@ class CheckedEvents:
 
     def slice(self, start: int, stop: int) -> CheckedEvents:
         """Rows ``[start, stop)``, views."""
-        rows = slice(start, stop)
+        return self.take(slice(start, stop))
+
+    def take(self, rows: _Rows) -> CheckedEvents:
+        """Some of the rows, in the order of ``rows``."""
         return CheckedEvents(
             self.users[rows],
             self.event_ts[rows],
@@ -52,16 +58,7 @@ def check_table(table: pa.Table, schema: EventSchema) -> CheckedEvents:
     checked, arrived = check_rows(table, schema)
     if arrived is None:
         return checked
-    order = np.argsort(arrived, kind="stable")
-    event_ids, supersedes = checked.event_ids, checked.supersedes
-    return CheckedEvents(
-        checked.users[order],
-        checked.event_ts[order],
-        {n: c.take(order) for n, c in checked.columns.items()},
-        None if event_ids is None else event_ids.take(order),
-        None if supersedes is None else supersedes.take(order),
-        schema,
-    )
+    return checked.take(np.argsort(arrived, kind="stable"))
 
 
 def check_rows(table: pa.Table, schema: EventSchema) -> tuple[CheckedEvents, npt.NDArray[np.int64] | None]:

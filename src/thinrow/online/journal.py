@@ -37,6 +37,7 @@ from thinrow.core.errors import CorruptionError, NewerFormatError, Overloaded, S
 from thinrow.core.units import NEVER
 from thinrow.examples.log import ImpressionLog, OutcomeLog
 from thinrow.examples.records import Impressions, Outcomes
+from thinrow.storage.objects import sync_directory
 
 FORMAT = 1
 _FRAME = struct.Struct("<QIB")
@@ -242,7 +243,7 @@ class Journal:
         _write_all(file, json.dumps(head).encode() + b"\n")
         os.fsync(file.fileno())
         partial.rename(path)
-        _sync_folder(self._folder)
+        sync_directory(self._folder)
         self._head = ends["impressions"], ends["outcomes"]
         self._file, self._since = file, time.monotonic()
 
@@ -261,7 +262,7 @@ class Journal:
                 self._file.close()
                 self._file = None
             self._path(self._number).unlink(missing_ok=True)
-            _sync_folder(self._folder)
+            sync_directory(self._folder)
             self._head = None
         except (OSError, StoreError):
             # All of it is durable in the journal; the next round tries again.
@@ -346,11 +347,3 @@ def _locked(folder: Path) -> int:
         os.close(descriptor)
         raise StoreError(f"another process has the journal in {folder} open; give each service its own log") from None
     return descriptor
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

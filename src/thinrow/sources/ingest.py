@@ -33,7 +33,7 @@ from thinrow.history.dead_letters import Letter
 from thinrow.history.recent.tier import Advance
 from thinrow.history.store import HistoryStore
 from thinrow.sources.pseudonyms import Pseudonyms
-from thinrow.sources.screen import Screened, screen, take
+from thinrow.sources.screen import Screened, screen
 from thinrow.sources.source import Batch, Origin, Source
 from thinrow.sources.wanted import empty_table
 
@@ -276,7 +276,7 @@ def append_screened(
     """
     rows, refused = np.arange(len(found.events)), 0
     while len(rows) or advances:
-        events = found.events if not refused else take(found.events, rows)
+        events = found.events if not refused else found.events.take(rows)
         try:
             return store.append_checked(events, advances).duplicate, refused
         except UnknownEventError as e:

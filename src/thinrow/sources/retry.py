@@ -22,7 +22,7 @@ from thinrow.sources.decode import Decoder
 from thinrow.sources.ingest import check_key
 from thinrow.sources.places import make_decoder
 from thinrow.sources.pseudonyms import Pseudonyms
-from thinrow.sources.screen import screen, take
+from thinrow.sources.screen import screen
 from thinrow.sources.source import SOURCE_ID, SOURCE_KEY
 from thinrow.sources.wanted import added_by_source, as_numbers, empty_table, wanted_of
 
@@ -111,7 +111,7 @@ def _append(
     while len(rows):
         retry.leave(stay)
         try:
-            result = store.append_checked(take(events, rows), [advance])
+            result = store.append_checked(events.take(rows), [advance])
         except UnknownEventError as e:
             if not e.rows:
                 raise InputError(f"a letter cannot be taken in: {e}") from e

@@ -88,20 +88,7 @@ def _screened(
     if arrived is None:
         return Screened(checked, rows, refused, repeated)
     order = np.argsort(arrived, kind="stable")
-    return Screened(take(checked, order), rows[order], refused, repeated)
-
-
-def take(events: CheckedEvents, rows: npt.NDArray[np.int64]) -> CheckedEvents:
-    """Some of the events, in the order of ``rows``."""
-    ids, supersedes = events.event_ids, events.supersedes
-    return CheckedEvents(
-        events.users[rows],
-        events.event_ts[rows],
-        {n: c.take(rows) for n, c in events.columns.items()},
-        None if ids is None else ids.take(rows),
-        None if supersedes is None else supersedes.take(rows),
-        events.schema,
-    )
+    return Screened(checked.take(order), rows[order], refused, repeated)
 
 
 def _plain_faults(table: pa.Table, schema: EventSchema, max_ts: int) -> list[tuple[npt.NDArray[np.bool_], str]]:

@@ -466,6 +466,7 @@ def taken(name: str) -> CommitConflict:
 
 
 def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable. Raises StoreError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
