@@ -127,7 +127,7 @@ def killed_and_resumed(tmp_path: Path, kills: list[int]) -> None:
     assert again.stdout.split()[1:] == last.stdout.split()[1:], "what is done is not done again"
     assert content(tmp_path / "s") == wanted
     left = [p.name for p in (tmp_path / "s" / "loads").rglob("*") if p.is_file()]
-    assert sorted(left) == ["done.json", "lock"]
+    assert sorted(left) == [".lock", "done.json", "lock"]
 
 
 def test_killed_in_every_phase_and_resumed(tmp_path: Path) -> None:

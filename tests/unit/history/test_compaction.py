@@ -20,6 +20,7 @@ from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.verify import verify_generation
 from thinrow.history.archive.window import read_everything
+from thinrow.history.bulk.state import load_folder
 from thinrow.history.reconstruct import reconstruct
 from thinrow.history.requests import RequestBatch
 from thinrow.history.store import HistoryStore
@@ -341,7 +342,7 @@ def test_a_bulk_load_that_always_comes_second_loads_nothing(
     assert visible(store) == held
     there, named = files(store)
     assert there == named
-    assert not list((store.path / "loads").iterdir())
+    assert [p.name for p in (store.path / "loads").iterdir()] == [".lock"]
 
 
 def test_events_appended_while_a_bulk_load_writes_are_kept(
@@ -434,6 +435,28 @@ def test_snapshots_see_each_event_once_while_others_append_and_compact(store: Hi
     hold_prefixes(store)
     there, named = files(store)
     assert there == named
+
+
+def test_a_load_that_begins_is_not_swept_by_another(tmp_path: Path) -> None:
+    """Folders of unnamed loads that nobody holds are deleted: one must be held before another load can see it."""
+    failures: list[BaseException] = []
+
+    def begin(n: int) -> None:
+        try:
+            for _ in range(n):
+                with load_folder(tmp_path, None) as folder:
+                    folder.put("held", {"n": n})
+                    assert folder.get("held") == {"n": n}
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=begin, args=(300,)) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert failures == []
+    assert [p.name for p in tmp_path.iterdir()] == [".lock"]
 
 
 def test_bulk_loads_beside_appends_lose_nothing(store: HistoryStore) -> None:

@@ -42,6 +42,7 @@ from thinrow.storage.sealed import seal, unseal
 
 _FORMAT = 1
 _ANONYMOUS = "unnamed-"
+_SWEEPING = ".lock"  # no load is named so
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,32 +160,28 @@ def load_folder(work: Path, load_id: str | None) -> Iterator[LoadFolder]:
     Raises:
         StoreError: another process is at this load, or the folder cannot be made.
     """
-    if work.is_dir():
-        for path in work.glob(f"{_ANONYMOUS}*"):
-            with suppress(StoreError), _alone(path):
-                shutil.rmtree(path, ignore_errors=True)
-    if load_id is not None:
-        folder = LoadFolder(work / load_id)
-        with _alone(folder.path):
-            yield folder
-        return
-    folder = LoadFolder(work / f"{_ANONYMOUS}{secrets.token_hex(8)}")
-    try:
-        with _alone(folder.path):
-            yield folder
-    finally:
-        shutil.rmtree(folder.path, ignore_errors=True)
+    with ExitStack() as stack:
+        # A sweep must not take the lock of a folder between its making and the lock of its own load.
+        with _alone(work, _SWEEPING, patient=True):
+            for path in work.glob(f"{_ANONYMOUS}*"):
+                with suppress(StoreError), _alone(path):
+                    shutil.rmtree(path, ignore_errors=True)
+            folder = LoadFolder(work / (load_id or f"{_ANONYMOUS}{secrets.token_hex(8)}"))
+            stack.enter_context(_alone(folder.path))
+        if load_id is None:
+            stack.callback(shutil.rmtree, folder.path, ignore_errors=True)
+        yield folder
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(path: Path, name: str = "lock", *, patient: bool = False) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(os.fdopen(os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o666), "r+b"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = stack.enter_context(os.fdopen(os.open(path / name, os.O_RDWR | os.O_CREAT, 0o666), "r+b"))
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if patient else fcntl.LOCK_NB))
         except BlockingIOError:
             raise StoreError(f"another process is at the load in {path}; wait for it") from None
         except OSError as e:
-            raise StoreError(f"cannot make {path / 'lock'}: {e.strerror}; free space, or take another work_dir") from e
+            raise StoreError(f"cannot make {path / name}: {e.strerror}; free space, or take another work_dir") from e
         yield
