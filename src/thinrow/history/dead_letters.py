@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ class DeadLetters:
         """
         if not letters:
             return
-        data = b"".join(letter.to_line() for letter in letters)
+        data = _lines([_without_bulk(letter) for letter in letters])
         with self._alone() as path:
             held = path.stat().st_size if path.exists() else 0
             if held + len(data) > self._max_bytes:
@@ -201,6 +201,12 @@ def of_users(users: Collection[Any]) -> Callable[[Letter], bool]:
 def older_than(at_ms: int) -> Callable[[Letter], bool]:
     """Whether a letter was written before ``at_ms``."""
     return lambda letter: letter.at_ms < at_ms
+
+
+def _without_bulk(letter: Letter) -> Letter:
+    if letter.payload is None or len(letter.payload) <= MAX_PAYLOAD_BYTES:
+        return letter
+    return replace(letter, payload=None)
 
 
 def _lines(letters: Sequence[Letter]) -> bytes:

@@ -91,6 +91,13 @@ class RecentTierContract(PositionsContract):
         assert again.duplicate.tolist() == [False, True]
         assert append_rows(tier, [(3, 0, None, None, values_of(0))]).arrivals[0] > first + 1
 
+    def test_numbers_of_others_go_on_from_their_own_after_an_erasure(self, tier: RecentTier) -> None:
+        append_rows(tier, [(u, i, i, None, values_of(i)) for u, n in ((1, 9), (2, 3)) for i in range(n)])
+        self._erase(tier, 1, [1], [9], True)
+        tier.trim(np.array([2]), np.array([3]))
+        assert append_rows(tier, [(2, 7, 7, None, values_of(7))]).arrivals.tolist() == [4]
+        assert tier.reserve(np.array([2]), np.array([0]), np.array([2])).tolist() == [4]
+
     def test_ids_of_erased_events_are_new_again(self, tier: RecentTier) -> None:
         append_rows(tier, [(1, i, i, None, values_of(i)) for i in range(9)])
         tier.trim(np.array([1]), np.array([7]))

@@ -2,12 +2,13 @@
 
 import base64
 import multiprocessing
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from thinrow.core.errors import CorruptionError, StoreError
-from thinrow.history.dead_letters import DeadLetters, Letter
+from thinrow.history.dead_letters import MAX_PAYLOAD_BYTES, DeadLetters, Letter
 from thinrow.history.erase import EventsOf, Retention
 from thinrow.history.store import HistoryStore
 from thinrow.schema import EventSchema
@@ -30,6 +31,12 @@ def test_letters_come_back_once_and_in_order(letters):
     letters.add([letter(2, 7), letter(3, "é")])
     assert letters.read() == [letter(1), letter(2, 7), letter(3, "é")]
     assert letters.count() == 3
+
+
+def test_a_large_payload_is_left_out(letters):
+    most = b"x" * MAX_PAYLOAD_BYTES
+    letters.add([replace(letter(1), payload=most), replace(letter(2), payload=most + b"x")])
+    assert letters.read() == [replace(letter(1), payload=most), replace(letter(2), payload=None)]
 
 
 @pytest.mark.parametrize("cut", [1, 10, 50])
