@@ -62,13 +62,13 @@ def run(options: Options) -> Result:
         data = load(options.data, work, quick=options.quick, git_file=options.git_file)
         result = Result("reconstruct", {**data.parameters, "rounds": rounds, "threads": 1})
         for pattern in patterns:
-            batches = _batches(data, pattern, options.quick)
+            batches = batches_of(data, pattern, options.quick)
             result.parameters[pattern] = {"batches": len(batches), "requests": sum(len(b) for b in batches)}
             _run_pattern(work, data, pattern, batches, newest, rounds, options, result)
     return result
 
 
-def _batches(data: Histories, pattern: str, quick: bool) -> list[Batch]:
+def batches_of(data: Histories, pattern: str, quick: bool) -> list[Batch]:
     if pattern == "random":
         return random_users(data, 2 if quick else 4, 24 if quick else 512)
     return clustered_batches(data, quick)
