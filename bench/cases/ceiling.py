@@ -1,17 +1,18 @@
 """How near reconstruction comes to what no reader of these files can leave out, and what that would be over each bar.
 
 The *floor* of a batch does only this, in one compiled call each: a CRC over as many bytes as were read, in as many runs
-at places as far apart; one store of every row that was decoded (``shared``); and, for ``copies`` and ``codes``, the copy
-of every example's events out of these rows. It decodes nothing, looks nothing up and verifies no version: no reader of
-these bytes is faster on this machine than ``shared``, and none that shares rows between examples than ``copies``.
-The requests are those of ``reconstruct``, one thread.
+at places as far apart; one store of every row that was decoded (``shared``); and, for ``copies`` and ``codes``, the
+copy of every example's events out of these rows. It decodes nothing, looks nothing up and verifies no version: no
+reader of these bytes is faster on this machine than ``shared``, and none that shares rows between examples than
+``copies``. The requests are those of ``reconstruct``, one thread.
 
 - ``vs_floor.<ours>.<pattern>.<newest>``: ours over the floor; 1 is the limit.
-- ``floor_vs_<peer>.<ours>...``: the floor over a copy of raw columns in memory, and (k20) over sorted fat rows: the most
-  that ``vs_<peer>`` of the case ``reconstruct`` can be.
-- ``distinct_share.<pattern>.<newest>``: the events of a batch, each counted once, over the events delivered. Sharing
-  saves the rest, and no more.
-- ``copy_threads_2_over_1.<pattern>.<newest>``: the copy of raw columns by two threads over one: what the memory allows.
+- ``vs_<peer>.floor.<ours>...``: the floor over a copy of raw columns in memory, and (k20) over sorted fat rows: the
+  most that ``vs_<peer>`` of the case ``reconstruct`` can be.
+- ``threads_2_over_1.raw_copy...``: the copy of raw columns by two threads over one: what the memory allows.
+
+``distinct_share`` in the figures: the events of a batch, each counted once, over the events delivered. Sharing saves
+the rest, and no more.
 """
 
 from __future__ import annotations
@@ -90,10 +91,10 @@ def _run(
         floor = medians[f"floor.{variant}"]
         result.ratios[f"vs_floor.{variant}.{pattern}.{label}"] = medians[f"thinrow.{variant}"] / floor
         for peer in peers:
-            result.ratios[f"floor_vs_{peer.name}.{variant}.{pattern}.{label}"] = floor / medians[peer.name]
+            result.ratios[f"vs_{peer.name}.floor.{variant}.{pattern}.{label}"] = floor / medians[peer.name]
     asked = sum(int(f.length.sum()) for f in floors)
-    result.ratios[f"distinct_share.{pattern}.{label}"] = sum(f.distinct for f in floors) / asked
-    result.ratios[f"copy_threads_2_over_1.{pattern}.{label}"] = medians["raw_copy.2_threads"] / medians["raw_copy"]
+    result.figures[pattern][label]["distinct_share"] = round(sum(f.distinct for f in floors) / asked, 4)
+    result.ratios[f"threads_2_over_1.raw_copy.{pattern}.{label}"] = medians["raw_copy.2_threads"] / medians["raw_copy"]
 
 
 @dataclass(frozen=True, slots=True)
