@@ -203,6 +203,24 @@ def test_a_damaged_tombstone_file_is_damage(store: HistoryStore, tmp_path: Path)
         reconstruct(again.pin(), requests, on_missing="skip")
 
 
+def test_the_tombstones_of_another_store_are_damage(store: HistoryStore, tmp_path: Path) -> None:
+    """The same number of records, of the same bucket, in a sound file: only the manifest tells them apart."""
+    requests = store.snapshot(["user-a"], 1_000).requests
+    store.erase(["user-a"], grace_s=0)
+    with HistoryStore.create(tmp_path / "other", SCHEMA, 2, sync=False) as other:
+        other.append(table("user-a", range(20)))
+        other.compact()
+        other.erase(["user-a"], grace_s=0)
+    (file,) = (tmp_path / "s" / "archive" / "tombstones").rglob("*.tmb")
+    (strange,) = (tmp_path / "other" / "archive" / "tombstones").rglob("*.tmb")
+    assert strange.parent.name == file.parent.name
+    file.write_bytes(strange.read_bytes())
+    with _reopened(store) as again:
+        with pytest.raises(CorruptionError, match="not those of the manifest"):
+            reconstruct(again.pin(), requests, on_missing="skip")
+        assert len(verify_generation(again.pin())) == 1
+
+
 def test_a_reader_of_an_old_generation_gets_erased(store: HistoryStore) -> None:
     taken = store.snapshot(["user-a"], 1_000)
     with store.archive.hold(taken.generation):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from thinrow.core.errors import CorruptionError
 from thinrow.core.ragged import ranges_index
 from thinrow.core.users import Users
-from thinrow.storage.container import Container, ContainerWriter
+from thinrow.storage.container import Container, ContainerWriter, crc_of
 from thinrow.storage.objects import ObjectStore
 
 Ints = npt.NDArray[np.int64]
@@ -40,11 +40,17 @@ TOMBSTONE_DTYPE = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class TombstoneFile:
-    """A file of tombstones as the manifest names it: ``n`` records."""
+    """A file of tombstones as the manifest names it: ``n`` records. ``crc`` is the CRC32C of them, so that another
+    sound file is not taken for this one; None in manifests written before it was."""
 
     name: str
     bytes: int
     n: int
+    crc: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {k: v for k, v in asdict(self).items() if v is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class TombstoneIndex:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; ``from_dict`` reverses it."""
-        files = {str(b): {"name": f.name, "bytes": f.bytes, "n": f.n} for b, f in self.files.items()}
+        files = {str(b): f.to_dict() for b, f in self.files.items()}
         return {"salt": self.salt, "max_arrival": self.max_arrival, "since": self.since, "files": files}
 
     @classmethod
@@ -72,7 +78,7 @@ class TombstoneIndex:
         salt = str(data["salt"])
         bytes.fromhex(salt)
         for file in files.values():
-            if not isinstance(file.name, str) or type(file.bytes) is not int or type(file.n) is not int:
+            if not isinstance(file.name, str) or {type(file.bytes), type(file.n), type(file.crc or 0)} != {int}:
                 raise TypeError(f"{file} is no file of tombstones")
         return cls(salt, int(data["max_arrival"]), int(data["since"]), files)
 
@@ -214,10 +220,11 @@ def write_tombstones(objects: ObjectStore, bucket: int, records: npt.NDArray[np.
     with objects.create(name) as writer:
         out = ContainerWriter(writer)
         out.begin_section("tombstones")
-        out.append(records.tobytes())
+        data = records.tobytes()
+        out.append(data)
         out.end_section(crc=True)
         out.finish({"kind": "tombstones", "bucket": bucket, "n": len(records)})
-    return TombstoneFile(name, objects.size(name), len(records))
+    return TombstoneFile(name, objects.size(name), len(records), crc_of(data))
 
 
 def read_tombstones(objects: ObjectStore, bucket: int, file: TombstoneFile) -> npt.NDArray[np.void]:
@@ -229,6 +236,8 @@ def read_tombstones(objects: ObjectStore, bucket: int, file: TombstoneFile) -> n
         raise CorruptionError(f"it is not the tombstones of bucket {bucket}, {file.n} of them", file=file.name)
     if container.size != file.bytes or len(data) != file.n * TOMBSTONE_DTYPE.itemsize:
         raise CorruptionError(f"{container.size} bytes, the manifest says {file.bytes}", file=file.name)
+    if file.crc is not None and crc_of(data) != file.crc:
+        raise CorruptionError("its records are not those of the manifest's file", file=file.name)
     return np.frombuffer(data, TOMBSTONE_DTYPE)
 
 
