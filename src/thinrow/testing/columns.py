@@ -1,4 +1,5 @@
-"""Random columns of every trait in the shapes that data has: constant, in runs, sparse, decimal, growing, anything."""
+"""Random columns of every trait in the shapes that data has: constant, in runs, sparse, decimal, growing, with long
+tails, anything."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from thinrow.schema import ColumnSpec, Trait
 from thinrow.schema.event_schema import DType
 
 #: How the values of a column go together.
-STYLES = ("constant", "runs", "sparse", "decimal", "growing", "few", "any")
+STYLES = ("constant", "runs", "sparse", "decimal", "growing", "few", "tails", "any")
 _INTEGERS: tuple[DType, ...] = ("int8", "int16", "int32", "int64")
 #: Every trait with every dtype that it may have.
 TRAITS: tuple[tuple[Trait, DType], ...] = (
@@ -78,6 +79,8 @@ def _elements(rng: np.random.Generator, n: int, dtype: str, style: str) -> npt.N
         return (np.cumsum(rng.integers(0, 3, n)) % high).astype(kind)
     if style == "few" or textual:
         return rng.choice(rng.integers(low, high, 6), n).astype(kind)
+    if style == "tails":
+        return _tails(rng, n, kind)
     if kind.kind == "f":
         cents = rng.integers(-100_000, 100_000, n) / 10.0 ** rng.integers(0, 4)
         strange = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-310, 1e300])
@@ -86,3 +89,14 @@ def _elements(rng: np.random.Generator, n: int, dtype: str, style: str) -> npt.N
             return np.where(odd & (style == "any"), rng.choice(strange, n), cents).astype(kind)
     info = np.iinfo(kind)
     return rng.integers(info.min, info.max, n, dtype=kind, endpoint=True)
+
+
+def _tails(rng: np.random.Generator, n: int, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Small numbers for the most part, few long ones: counts, cents, or ids that are frequent or met once."""
+    few = np.minimum(rng.geometric(0.1, n), 99)
+    if kind.kind == "f":
+        return (np.where(rng.random(n) < 0.05, rng.integers(0, 1 << 20, n), few) / 100).astype(kind)
+    if kind.itemsize < 8:
+        return np.where(rng.random(n) < 0.05, rng.integers(0, np.iinfo(kind).max, n), few).astype(kind)
+    ids = rng.integers(0, 1 << 40, 100)
+    return np.where(rng.random(n) < 0.2, rng.integers(0, 1 << 40, n), ids[few]).astype(kind)

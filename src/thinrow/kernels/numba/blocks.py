@@ -15,17 +15,17 @@ import numpy.typing as npt
 from numba.np.numpy_support import carray
 
 from thinrow.core.buffers import Buffers
+from thinrow.kernels.numba.direct import decode_direct
 from thinrow.kernels.numba.intrinsics import pointer, prefix8
 from thinrow.kernels.numba.jit import njit
+from thinrow.kernels.numba.lanes import LANES, packed_bytes
 from thinrow.kernels.numba.nested import ABSENT, DECIMAL, MARKED, MIXED, RUNS, merge, open_marked, open_nested, spread
 from thinrow.kernels.numba.unpack import (
     CHUNK,
-    LANES,
     MAX_LOCAL,
     affine,
     in_bounds,
     ones,
-    packed_bytes,
     packed_size,
     scaled,
     store,
@@ -109,7 +109,7 @@ def _running(steps: Array, value: Any, out: Array) -> Any:
     """Sums of ``value`` and the steps so far into ``out``, which may be where the steps are; returns the last."""
     whole = len(steps) & ~7
     for i in range(0, whole, 8):
-        value += prefix8(steps, i, value, out, i)
+        value += prefix8(steps.ctypes.data + 8 * i, value, out.ctypes.data + 8 * i)
     for i in range(whole, len(steps)):
         value += steps[i]
         out[i] = value
@@ -329,12 +329,9 @@ def _marked(
         if not _look_up(codes, dictionary, scratch.view(np.uint8), 0, 8):
             return False
         mine = scaled(buffer, words, begin, own, own_width, own_lanes, words[1], one, first, held, room)
-        if itemsize == 8:
-            merge(bitmap, row, scratch, mine, out[at * 8 : (at + n) * 8].view(np.uint64))
-        else:
-            both = room[CHUNK + 8 : 2 * CHUNK + 8][:n]
-            merge(bitmap, row, scratch, mine, both)
-            store(both, n, out, at, itemsize)
+        both = room[CHUNK + 8 : 2 * CHUNK + 8][:n]
+        merge(bitmap, row, scratch, mine, both)
+        store(both, n, out, at, itemsize)
         row, at = row + n, at + n
     return True
 
@@ -369,9 +366,13 @@ def _nested(
         bits = np.int64((head >> np.uint64(40)) & np.uint64(0xFF))
         held, values = buffer[inner * 8 :], words[inner:]
         width, lanes = bits & (LANES - 1), bits >= LANES
-        if not _decode_plain(
+        place = out.ctypes.data + at * itemsize
+        if not decode_direct(
+            held.ctypes.data, len(held), kind, bits, n, first, last, dictionary.ctypes.data, len(dictionary), place,
+            itemsize, scratch.ctypes.data, room.ctypes.data,
+        ) and not _decode_plain(
             held, values, kind, width, lanes, n, first, last, dictionary, out, at, itemsize, scratch, room
-        ):
+        ):  # fmt: skip
             return False
     if itemsize == 8:
         spread(target.view(np.uint64), words, codec, row, first, last)
@@ -458,22 +459,11 @@ def _decode_plain(
 
 @njit
 def decode_block(
-    address: int,
-    length: int,
-    codec: Any,
-    width: Any,
-    n_rows: int,
-    row: int,
-    stop: int,
-    table: Array,
-    out: Array,
-    at: int,
-    itemsize: int,
-    scratch: Array,
-    room: Array,
-) -> bool:
+    address: int, length: int, codec: Any, width: Any, n_rows: int, row: int, stop: int, table: Array, out: Array,
+    at: int, itemsize: int, scratch: Array, room: Array,
+) -> bool:  # fmt: skip
     """Rows [row, stop) of the block of ``length`` bytes at ``address``, at item ``at`` of ``out`` (uint8); False where
-    it is damaged.
+    it is damaged. What ``decode_direct`` reads need not come here.
 
     Codec and width are the header's; what lies where, and that the rows are the block's, the caller has checked.
     ``table`` is the segment dictionary; ``scratch`` and ``room`` are those of ``workspace``.
@@ -481,8 +471,8 @@ def decode_block(
     kind: Any = np.int64(codec)
     bits: Any = np.int64(width & (LANES - 1))
     lanes = (width & LANES) != 0
-    place = pointer(address)
-    buffer, words = carray(place, (length,), np.uint8), carray(place, (length // 8,), np.uint64)
+    begin = pointer(address)
+    buffer, words = carray(begin, (length,), np.uint8), carray(begin, (length // 8,), np.uint64)
     if RUNS <= kind <= ABSENT:
         return _nested(buffer, words, kind, n_rows, row, stop, table, out, at, itemsize, scratch, room)
     return _decode_plain(buffer, words, kind, bits, lanes, n_rows, row, stop, table, out, at, itemsize, scratch, room)
@@ -523,10 +513,13 @@ def _decode_runs(
         if first < 0 or first > len(dictionary) or size < 0 or size > len(dictionary) - first:
             return i
         table = dictionary[first : first + size]
-        begin = address[source[b]] + block_off[b]
-        if not decode_block(
+        begin, place = address[source[b]] + block_off[b], out.ctypes.data + at * itemsize
+        if not decode_direct(
+            begin, block_len[b], np.int64(codec[b]), np.int64(width[b]), rows, row, stop, table.ctypes.data, len(table),
+            place, itemsize, scratch.ctypes.data, room.ctypes.data,
+        ) and not decode_block(
             begin, block_len[b], codec[b], width[b], rows, row, stop, table, out, at, itemsize, scratch, room
-        ):
+        ):  # fmt: skip
             return i
     return -1
 

@@ -17,21 +17,9 @@ from numba.np.numpy_support import carray
 from thinrow.core.buffers import Buffers
 from thinrow.kernels.numba.intrinsics import pointer
 from thinrow.kernels.numba.jit import njit
+from thinrow.kernels.numba.lanes import LANES, PATCHED, packed_bytes
 from thinrow.kernels.numba.nested import merge, open_marked
-from thinrow.kernels.numba.unpack import (
-    CHUNK,
-    LANES,
-    MAX_LOCAL,
-    PATCHED,
-    SCRATCH,
-    affine,
-    in_bounds,
-    ones,
-    packed_bytes,
-    packed_size,
-    store,
-    unpack,
-)
+from thinrow.kernels.numba.unpack import CHUNK, MAX_LOCAL, SCRATCH, affine, in_bounds, ones, packed_size, store, unpack
 
 Array = npt.NDArray[Any]
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from thinrow.kernels.numba.intrinsics import merge8, popcount
 from thinrow.kernels.numba.jit import njit
-from thinrow.kernels.numba.unpack import LANES, PATCHED, bits_from, bits_sound, one, ones, packed_bytes
+from thinrow.kernels.numba.lanes import LANES, PATCHED, packed_bytes
+from thinrow.kernels.numba.unpack import bits_from, bits_sound, one, ones
 
 Array = npt.NDArray[Any]
 

@@ -46,6 +46,7 @@ from thinrow.core.stripes import (
 )
 from thinrow.kernels.numba.blocks import decode_block
 from thinrow.kernels.numba.crc import advance
+from thinrow.kernels.numba.direct import decode_direct
 from thinrow.kernels.numba.intrinsics import load64, pointer, prefetch, prefetch_range
 from thinrow.kernels.numba.jit import njit
 from thinrow.kernels.numba.nested import LAST_CODEC
@@ -321,22 +322,15 @@ def _decode(
         if place < 0:
             _fill(out, at, stop - row, itemsize, 1 if kind == NULLS and place == LACKING else 0)
             continue
-        words = carray(pointer(streams[w, segment, WORDS]), (streams[w, segment, N_WORDS],), np.uint64)
-        if not decode_block(
-            block[_AT],
-            block[_BYTES],
-            block[_CODEC],
-            block[_WIDTH],
-            runs[_ROWS, k] * times,
-            row,
-            stop,
-            words,
-            out,
-            at,
-            itemsize,
-            scratch,
-            room,
-        ):
+        dictionary, n_words = streams[w, segment, WORDS], streams[w, segment, N_WORDS]
+        n_rows, place = runs[_ROWS, k] * times, target[w, 0] + at * itemsize
+        if not decode_direct(
+            block[_AT], block[_BYTES], block[_CODEC], block[_WIDTH], n_rows, row, stop, dictionary, n_words, place,
+            itemsize, scratch.ctypes.data, room.ctypes.data,
+        ) and not decode_block(
+            block[_AT], block[_BYTES], block[_CODEC], block[_WIDTH], n_rows, row, stop,
+            carray(pointer(dictionary), (n_words,), np.uint64), out, at, itemsize, scratch, room,
+        ):  # fmt: skip
             return i
     return -1
 

@@ -15,26 +15,25 @@ import numpy.typing as npt
 from thinrow.kernels.numba.intrinsics import (
     expand8,
     load64,
-    narrow8,
-    narrow16,
-    narrow32,
-    narrow64,
     popcount,
-    store8,
-    store16,
-    store32,
-    store64,
 )
 from thinrow.kernels.numba.jit import njit
+from thinrow.kernels.numba.lanes import (
+    LANES,
+    MAX_ONE_LOAD,
+    PATCHED,
+    add_lanes,
+    add_patches,
+    exact,
+    head_of,
+    marks_sound,
+    packed_bytes,
+    patches,
+    patches_bytes,
+)
 
 Array = npt.NDArray[Any]
 
-#: Widest value that one unaligned 8-byte load always holds: 57 bits and a shift of up to 7.
-MAX_ONE_LOAD = 57
-#: Flag of a block's width: its packed values lie in lanes.
-LANES = 0x80
-#: Width, without that flag, of packed values that have patches: it is told by their head.
-PATCHED = 127
 MAX_ROWS = 1 << 31
 #: Most words that stand in a block of codec 12.
 MAX_LOCAL = 4096
@@ -80,116 +79,29 @@ def in_bounds(
 
 
 @njit
-def packed_bytes(n: Any, width: Any, lanes: Any) -> Any:
-    if lanes:
-        return ((n + 7) // 8 * width + 63) // 64 * 64
-    return ((n * width + 63) // 64 + 1) * 8
-
-
-@njit
 def packed_size(words: Array, at: Any, n: Any, width: Any, lanes: Any) -> Any:
     """Bytes of n packed values that begin at word ``at`` of a block, with patches too; -1 where those are not sound."""
     if width != PATCHED:
         return packed_bytes(n, width, lanes)
     if at >= len(words):
         return -1
-    marked, own, low = _head(words[at])
+    begin, end = words.ctypes.data, words.ctypes.data + 8 * len(words)
+    marked, own, low, _ = head_of(words[at])
     if not marked:
-        return _patches_bytes(words, at, n)
+        return patches_bytes(begin + 8 * at, end, n)
     inner = at + 1 + ((n + 63) >> 6)
     if (
         inner > len(words)
         or own > n
         or (words[at] >> np.uint64(40)) != 1 << 8
-        or not bits_sound(words[at + 1 : inner], n, own)
+        or not marks_sound(begin + 8 * (at + 1), n, own)
     ):
         return -1
     width, lanes = low & (LANES - 1), low >= LANES
     if width == PATCHED and lanes:
-        if inner >= len(words) or _head(words[inner])[0]:
-            return -1
-        size = _patches_bytes(words, inner, own)
+        size = patches_bytes(begin + 8 * inner, end, own)
         return size if size < 0 else (inner - at) * 8 + size
     return (inner - at) * 8 + packed_bytes(own, width, lanes) if width <= 64 else -1
-
-
-@njit
-def _head(head: Any) -> Any:
-    """Of packed values with patches: whether a bit a value marks those that are not 0; how many are marked or patched;
-    the width of the former, or of the low bits of all."""
-    return (
-        (head >> np.uint64(48)) == 1,
-        np.int64(head & np.uint64(0xFFFFFFFF)),
-        np.int64((head >> np.uint64(32)) & np.uint64(0xFF)),
-    )
-
-
-@njit
-def _patches(words: Array, at: int, n: Any) -> Any:
-    """Of n values with patches at word ``at``: (patches, low and high bits, byte of the first position, words at which
-    high bits and lanes begin)."""
-    _, own, low = _head(words[at])
-    high = np.int64((words[at] >> np.uint64(40)) & np.uint64(0xFF))
-    groups = (n + 255) >> 8
-    highs = at + 1 + ((2 * groups + own + 7) >> 3)
-    return own, low, high, 8 * (at + 1) + 2 * groups, highs, highs + ((own * high + 63) >> 6)
-
-
-@njit
-def _end(words: Array, at: int, group: Any) -> Any:
-    """Patches of the values before the end of a group of 256."""
-    return np.int64((words[at + 1 + (group >> 2)] >> np.uint64((group & 3) * 16)) & np.uint64(0xFFFF))
-
-
-@njit
-def _patches_bytes(words: Array, at: int, n: Any) -> Any:
-    own, low, high, _, _, lanes = _patches(words, at, n)
-    size = (lanes - at) * 8 + packed_bytes(n, low, True)
-    if (
-        own > n
-        or low < 1
-        or high < 1
-        or low + high > 64
-        or (words[at] >> np.uint64(48)) != 0
-        or size > (len(words) - at) * 8
-    ):
-        return -1
-    previous: Any = 0
-    for g in range((n + 255) >> 8):
-        end = _end(words, at, g)
-        if end < previous:
-            return -1
-        previous = end
-    return size if previous == own else -1
-
-
-@njit
-def _add_patches(buffer: Array, words: Array, at: int, rows: int, first: int, scale: Any, target: Array) -> None:
-    """What the low bits of values [first, first + len(target)) lack, times ``scale``. Of ``rows`` values in all, one at
-    least: so lanes of 64 bytes or more follow the high bits, and two words can be loaded from where those of any lie.
-    """
-    _, low, high, positions, highs, _ = _patches(words, at, rows)
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - high)
-    n = len(target)
-    if n == 0:
-        return
-    for g in range(first >> 8, ((first + n - 1) >> 8) + 1):
-        begin, end, base = _end(words, at, g - 1) if g > 0 else 0, _end(words, at, g), (g << 8) - first
-        if base >= 0 and base + 256 <= n and high <= MAX_ONE_LOAD:
-            # No position of a byte is outside.
-            bit: Any = begin * high
-            for k in range(begin, end):
-                value = load64(buffer, highs * 8 + (bit >> 3)) >> np.uint64(bit & 7)
-                target[base + np.int64(buffer[positions + k])] += ((value & mask) << np.uint64(low)) * scale
-                bit += high
-            continue
-        for k in range(begin, end):
-            r = base + np.int64(buffer[positions + k])
-            if r >= 0 and r < n:
-                bit = k * high
-                word, shift = highs + (bit >> 6), np.uint64(bit & 63)
-                value = (words[word] >> shift) | ((words[word + 1] << np.uint64(1)) << (np.uint64(63) - shift))
-                target[r] += ((value & mask) << np.uint64(low)) * scale
 
 
 @njit
@@ -197,7 +109,7 @@ def _scaled_patched(
     buffer: Array, words: Array, packed: Any, rows: Any, base: Any, scale: Any, first: Any, n: Any, out: Array
 ) -> Array:
     """As ``scaled`` of values with patches, which are sound."""
-    marked, own, low = _head(words[packed])
+    marked, own, low, _ = head_of(words[packed])
     if not marked:
         return _scaled_patches(buffer, words, packed, rows, base, scale, first, n, out)
     inner = packed + 1 + ((rows + 63) >> 6)
@@ -222,9 +134,11 @@ def _scaled_patched(
 def _scaled_patches(
     buffer: Array, words: Array, packed: Any, rows: Any, base: Any, scale: Any, first: Any, n: Any, out: Array
 ) -> Array:
-    _, low, _, _, _, lanes = _patches(words, packed, rows)
+    at = words.ctypes.data + 8 * packed
+    _, low, _, _, _, lanes = patches(at, rows)
+    lanes = (lanes - words.ctypes.data) >> 3
     found = _scaled_plain(buffer, words, lanes, low, True, base, scale, first, n, out)
-    _add_patches(buffer, words, packed, rows, first, scale, found)
+    add_patches(at, rows, first, n, scale, found.ctypes.data, 8)
     return found
 
 
@@ -243,82 +157,6 @@ def bits_sound(bitmap: Array, n: Any, own: Any) -> bool:
     """Whether ``own`` of the first n bits are ones, and none after them."""
     found: bool = ones(bitmap, n) == own and ones(bitmap, len(bitmap) * 64) == own
     return found
-
-
-@njit
-def add_lanes(
-    words: Array,
-    packed: int,
-    width: int,
-    base: Any,
-    scale: Any,
-    group: int,
-    last: int,
-    out: Array,
-    at: int,
-    itemsize: int,
-) -> None:
-    """``base + q * scale`` of the groups of eight [group, last), as items from byte ``at`` of ``out`` (uint8) on.
-
-    ``packed`` is the word where the lanes begin; width is 1 or more.
-    """
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
-    end = len(words) - 8
-    bit = group * width
-    step = 8 * itemsize
-    if width <= 8 and scale == np.uint64(1):
-        many = (last - group) >> 3
-        _add_narrow(words, packed, width, base, bit, many, out, at, itemsize)
-        group, bit, at = group + 8 * many, bit + 8 * many * width, at + 8 * many * step
-    if itemsize == 8:
-        for _ in range(group, last):
-            row = packed + (bit >> 6) * 8
-            store64(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, scale, out, at)
-            bit, at = bit + width, at + step
-    elif itemsize == 4:
-        for _ in range(group, last):
-            row = packed + (bit >> 6) * 8
-            store32(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, scale, out, at)
-            bit, at = bit + width, at + step
-    elif itemsize == 2:
-        for _ in range(group, last):
-            row = packed + (bit >> 6) * 8
-            store16(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, scale, out, at)
-            bit, at = bit + width, at + step
-    else:
-        for _ in range(group, last):
-            row = packed + (bit >> 6) * 8
-            store8(words, row, min(row + 8, end), np.uint64(bit & 63), mask, base, scale, out, at)
-            bit, at = bit + width, at + step
-
-
-@njit
-def _add_narrow(
-    words: Array, packed: int, width: int, base: Any, bit: Any, many: int, out: Array, at: int, itemsize: int
-) -> None:
-    """``base + q`` of ``many`` times 64 values of at most 8 bits, which begin at bit ``bit`` of their lanes."""
-    end, bits = len(words) - 8, np.uint64(width)
-    step, size = 8 * width, 64 * itemsize
-    if itemsize == 8:
-        for _ in range(many):
-            row = packed + (bit >> 6) * 8
-            narrow64(words, row, min(row + 8, end), np.uint64(bit & 63), bits, base, out, at)
-            bit, at = bit + step, at + size
-    elif itemsize == 4:
-        for _ in range(many):
-            row = packed + (bit >> 6) * 8
-            narrow32(words, row, min(row + 8, end), np.uint64(bit & 63), bits, base, out, at)
-            bit, at = bit + step, at + size
-    elif itemsize == 2:
-        for _ in range(many):
-            row = packed + (bit >> 6) * 8
-            narrow16(words, row, min(row + 8, end), np.uint64(bit & 63), bits, base, out, at)
-            bit, at = bit + step, at + size
-    else:
-        for _ in range(many):
-            row = packed + (bit >> 6) * 8
-            narrow8(words, row, min(row + 8, end), np.uint64(bit & 63), bits, base, out, at)
-            bit, at = bit + step, at + size
 
 
 @njit
@@ -371,7 +209,8 @@ def _scaled_plain(
         return out[:n]
     if lanes:
         last = (first + n + 7) >> 3
-        add_lanes(words, packed, width, base, scale, first >> 3, last, out.view(np.uint8), 0, 8)
+        begin, end = words.ctypes.data + 8 * packed, words.ctypes.data + 8 * len(words)
+        add_lanes(begin, end, width, base, scale, first >> 3, last, out.ctypes.data, 8)
         return out[first & 7 : (first & 7) + n]
     unpack_string(buffer, words, packed, width, first, n, out)
     for i in range(n):
@@ -398,56 +237,19 @@ def affine(
 ) -> None:
     """``base + q * scale`` of the packed values [row, stop), cut to items of ``itemsize`` bytes, at item ``at`` of
     ``out`` (uint8); arguments as of ``scaled``, ``scratch`` of ``SCRATCH``."""
-    if width != PATCHED:
-        _affine_plain(buffer, words, packed, width, lanes, base, scale, row, stop, out, at, itemsize, scratch)
+    begin, end = words.ctypes.data + 8 * packed, words.ctypes.data + 8 * len(words)
+    place, spare = out.ctypes.data + at * itemsize, scratch.ctypes.data
+    if width == PATCHED and not head_of(words[packed])[0]:
+        _, low, _, _, _, first = patches(begin, rows)
+        exact(first, end, low, base, scale, row, stop, place, itemsize, spare)
+        add_patches(begin, rows, row, stop - row, scale, place, itemsize)
         return
-    if _head(words[packed])[0]:
-        while row < stop:
-            n = min(CHUNK, stop - row)
-            found = _scaled_patched(buffer, words, packed, rows, base, scale, row, n, scratch)
-            store(found, n, out, at, itemsize)
-            row, at = row + n, at + n
+    if lanes and 0 < width < PATCHED:
+        exact(begin, end, width, base, scale, row, stop, place, itemsize, spare)
         return
-    low, begin = _patches(words, packed, rows)[1], _patches(words, packed, rows)[5]
-    _affine_plain(buffer, words, begin, low, True, base, scale, row, stop, out, at, itemsize, scratch)
-    target = out[at * itemsize : (at + stop - row) * itemsize]
-    if itemsize == 8:
-        _add_patches(buffer, words, packed, rows, row, scale, target.view(np.uint64))
-    elif itemsize == 4:
-        _add_patches(buffer, words, packed, rows, row, scale, target.view(np.uint32))
-    elif itemsize == 2:
-        _add_patches(buffer, words, packed, rows, row, scale, target.view(np.uint16))
-    else:
-        _add_patches(buffer, words, packed, rows, row, scale, target)
-
-
-@njit
-def _affine_plain(
-    buffer: Array,
-    words: Array,
-    packed: Any,
-    width: Any,
-    lanes: Any,
-    base: Any,
-    scale: Any,
-    row: int,
-    stop: int,
-    out: Array,
-    at: int,
-    itemsize: int,
-    scratch: Array,
-) -> None:
     while row < stop:
-        # Whole groups of eight go straight to the output.
-        if lanes and width > 0 and (row & 7) == 0 and stop - row >= 8:
-            last = stop >> 3
-            add_lanes(words, packed, width, base, scale, row >> 3, last, out, at * itemsize, itemsize)
-            at += (last << 3) - row
-            row = last << 3
-            continue
-        n = min(8 - (row & 7) if lanes else CHUNK, stop - row)
-        found = _scaled_plain(buffer, words, packed, width, lanes, base, scale, row, n, scratch)
-        store(found, n, out, at, itemsize)
+        n = min(CHUNK, stop - row)
+        store(scaled(buffer, words, packed, rows, width, lanes, base, scale, row, n, scratch), n, out, at, itemsize)
         row, at = row + n, at + n
 
 
