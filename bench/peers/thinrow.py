@@ -45,6 +45,7 @@ class Thinrow(Peer):
         self.path = work.cached("thinrow", {**data.parameters, "writer": _writer()}, self._build)
         with HistoryStore.open(self.path) as store:
             self.generation = store.pin()
+            self._projections: dict[int | None, Projection] = {}
             self._requests = {id(b): store.snapshot(b.users, b.request_ts).requests for b in batches}
 
     def _build(self, path: Path) -> None:
@@ -62,7 +63,10 @@ class Thinrow(Peer):
 
     def shared(self, batch: Batch, newest: int | None) -> SharedHistories:
         """One copy a user, and a slice an example: what a batch carries."""
-        return reconstruct(self.generation, self.requests(batch), Projection(max_len=newest)).histories
+        projection = self._projections.get(newest)
+        if projection is None:
+            projection = self._projections[newest] = Projection(max_len=newest)
+        return reconstruct(self.generation, self.requests(batch), projection).histories
 
     def coded(self) -> tuple[str, ...]:
         """Columns whose codes are smaller than their values."""
@@ -94,6 +98,12 @@ class Thinrow(Peer):
 
     def _copy(self, histories: SharedHistories, out: Out) -> int:
         assert histories.exact.all()
+        if len(histories) == 1:
+            a, b = int(histories.start[0]), int(histories.stop[0])
+            for name in self.data.columns:
+                held = histories.events.event_ts if name == "event_ts" else histories.events.columns[name].values
+                out[name][: b - a] = held[a:b]
+            return b - a
         length = histories.stop - histories.start
         at = offsets_of(length)
         for name in self.data.columns:

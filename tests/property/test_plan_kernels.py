@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.test_history_kernels import grouped, same
+from thinrow.core.stripes import PIECE_DTYPE
 from thinrow.core.units import NEVER
 from thinrow.core.users import bucket_of, distinct
-from thinrow.history.archive.layout import PIECE_DTYPE
 from thinrow.kernels import kernel
 from thinrow.schema import VERSION_DTYPE
 

@@ -94,3 +94,77 @@ def address_of(array: npt.NDArray[Any]) -> int:
     """Address of a contiguous array's first byte."""
     assert array.flags.c_contiguous
     return int(array.__array_interface__["data"][0])
+
+
+#: Index entry of a piece: a run of one user's events in one stripe (docs/format/archive-v2.md, section 6).
+PIECE_DTYPE = np.dtype(
+    [
+        ("key", "<i8"),
+        ("first_ts", "<i8"),
+        ("last_ts", "<i8"),
+        ("max_arrival", "<i8"),
+        ("min_hidden_from", "<i8"),
+        ("digest", "<u8"),
+        ("stripe", "<u4"),
+        ("row", "<u4"),
+        ("n_rows", "<u4"),
+        ("flags", "<u4"),
+    ]
+)
+
+#: Fields of ``FewTables.state``: addresses and lengths of what a read of a few users goes by.
+(
+    PAGE_OFF, N_TABLES, FIRST_KEY, FIRST_RECORD, N_RECORDS, PAGE_ADDRESS, ALL_PAGES, FIRST_SEGMENT, LAST_SEGMENT,
+    N_BUCKETS, POSITION, N_SEGMENTS, MOST_SEGMENTS, KEY_SEGMENTS, KEY_STREAMS, KEY_KIND, KEY_PER_ROW, ALL_SEGMENTS,
+    STREAMS, N_STREAMS, KINDS, PER_ROW, KEYS, ROW_BYTES, TIMES,
+    STATE_FIELDS,
+) = range(26)  # fmt: skip
+
+#: Head of what ``read_few`` finds: users, rows, events delivered, pieces, mixed pieces, bytes of chunks, of blocks of
+#: event_ts and of arrival that planning read; then bytes of blocks by stream, and of chunks.
+FOUND_USERS, FOUND_ROWS, FOUND_DELIVERED, FOUND_PIECES, FOUND_MIXED, PLAN_TIMES, PLAN_ARRIVALS, PLAN_CHUNKS, USED = (
+    range(9)
+)
+
+
+class FewTables:
+    """What ``read_few`` reads of some columns of some segments, its addresses in one array, because each array that a
+    compiled call is given costs it as much as a look-up.
+
+    Attributes:
+        pages: of the piece indexes as one (``kernels.numba.pages``).
+        bounds: first (inclusive) and last (exclusive) segment of each bucket.
+        position: segment number -> table of the index; -1 of segments that are not here.
+        keys, columns: tables of the streams event_ts and arrival, and of those that are delivered.
+        key_stream, times: one of the latter in the chunk of keys, and that of event_ts.
+        row_bytes: (W + 1,) bytes of a row of all streams before each.
+        state: (STATE_FIELDS,) int64.
+    """
+
+    def __init__(
+        self,
+        pages: tuple[I64, ...],
+        bounds: tuple[I64, I64],
+        position: I64,
+        keys: StripeTables,
+        columns: StripeTables,
+        key_stream: int,
+        times: int,
+        row_bytes: Sequence[int],
+    ) -> None:
+        self.pages, self.bounds, self.position = pages, tuple(map(np.ascontiguousarray, bounds)), position
+        self.keys, self.columns, self.key_stream, self.times = keys, columns, key_stream, times
+        self.row_bytes: I64 = np.array(row_bytes, np.int64)
+        self.most_segments = int((bounds[1] - bounds[0]).max())
+        page_off, first_key, first_record, n_records, address = (address_of(a) for a in pages)
+        self.state: I64 = np.array(
+            [
+                page_off, len(pages[0]) - 1, first_key, first_record, n_records, address, len(pages[1]),
+                *map(address_of, self.bounds), len(bounds[0]), address_of(position), len(position), self.most_segments,
+                *map(address_of, (keys.segments, keys.streams, keys.kind, keys.per_row, columns.segments)),
+                address_of(columns.streams), len(columns.kind), address_of(columns.kind), address_of(columns.per_row),
+                key_stream, address_of(self.row_bytes), times,
+            ],
+            np.int64,
+        )  # fmt: skip
+        assert len(self.state) == STATE_FIELDS

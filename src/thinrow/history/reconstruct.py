@@ -24,6 +24,7 @@ from thinrow.core.units import EPOCH_BITS
 from thinrow.core.users import Users, plain
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.hides import hide
+from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.lookup import Ints, distinct_users
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.window import Window, cut_windows, merge, read_everything
@@ -91,9 +92,14 @@ def reconstruct(
         PROJECTION(projection, "projection")
     check_policy(on_missing)
     stats = ReadStats()
+    projection = projection or Projection()
+    if verify:
+        found = _few(generation, batch, projection, stats)
+        if found is not None:
+            return found
     with metering(stats.io):
         try:
-            return _reconstruct(generation, batch, projection or Projection(), verify, stats, on_missing)
+            return _reconstruct(generation, batch, projection, verify, stats, on_missing)
         except ObjectNotFound:
             # An erasure in another process removes what was open here.
             generation.require_live()
@@ -109,10 +115,21 @@ def _reconstruct(
     on_missing: OnMissing,
 ) -> Reconstruction:
     specs, columns = generation.columns_of(projection)
-    users, user_of = distinct_users(batch.users)
+    if projection.horizon_ms is not None:
+        oldest = batch.request_ts - projection.horizon_ms
+    else:
+        oldest = np.empty(len(batch), np.int64)
+        oldest.fill(_BEGINNING)
+    newest = projection.newest(oldest)
+    bound = np.ascontiguousarray(batch.versions["snapshot_arrival"])
+    window = None
+    if not len(batch.hides):
+        window = Window.at_once(generation, batch.users, batch.request_ts, bound, oldest, newest, stats)
+    users, user_of = distinct_users(batch.users) if window is None else (window.pieces.users, window.user_of)
     missing = Missing.of(generation, batch, users, user_of)
     logged, batch = batch, missing.batch
-    window = _window(generation, batch, users, user_of, stats)
+    if window is None or len(missing.graves):
+        window = _window(generation, batch, users, user_of, stats)
     archived = _archived_since(generation, batch, window)
     gone = _prove(generation, batch, window, archived, missing, verify)
     if verify or len(missing.graves):
@@ -124,14 +141,9 @@ def _reconstruct(
     if len(kept) < len(batch):
         rest = _reconstruct(generation, logged.take(kept), projection, verify, stats, "fail")
         return Reconstruction(rest.histories, stats, status, kept)
-    if projection.horizon_ms is not None:
-        oldest = batch.request_ts - projection.horizon_ms
-    else:
-        oldest = np.empty(len(batch), np.int64)
-        oldest.fill(_BEGINNING)
-    # The version says how many events are visible before any of them is read.
-    seen = batch.versions["seq_len"] - gone + batch.inline.lengths if projection.align > 1 else gone
-    newest = projection.newest(seen)
+    if projection.align > 1:
+        # The version says how many events are visible before any of them is read.
+        newest = projection.newest(batch.versions["seq_len"] - gone + batch.inline.lengths)
     events = window.read(newest, oldest, columns, projection.codes)
     since = time.perf_counter()
     whole = window.all_visible()
@@ -142,10 +154,33 @@ def _reconstruct(
     histories, delivered = cut_windows(events, user_of, batch.request_ts, window.bound, oldest, newest, whole)
     stats.clock("merge", since)
     stats.events_delivered += delivered
+    _count(generation, columns, len(batch), stats)
+    return Reconstruction(histories, stats, status, kept)
+
+
+def _few(
+    generation: Generation, batch: RequestBatch, projection: Projection, stats: ReadStats
+) -> Reconstruction | None:
+    """A few requests that saw nothing but archived events, in one call; None where that cannot be."""
+    n, p = len(batch), projection
+    if p.align > 1 or p.codes or len(batch.inline) or len(batch.hides) or generation.tombstone_index.files:
+        return None
+    columns = generation.columns_of(p)[1]
+    versions = batch.versions
+    found = generation.tables.few.read(
+        generation, columns, batch.users, batch.request_ts, versions, p.max_len, p.horizon_ms, stats
+    )
+    if found is None:
+        return None
+    stats.versions_verified += n
+    _count(generation, columns, n, stats)
+    return Reconstruction(found, stats, np.zeros(n, np.int8), np.arange(n))
+
+
+def _count(generation: Generation, columns: Sequence[StoredColumn], n: int, stats: ReadStats) -> None:
     if generation.usage is not None:
         sizes = {c.id: stats.column_bytes.get(c.id, 0) for c in columns}
-        generation.usage.add(sizes, len(batch), stats.events_delivered)
-    return Reconstruction(histories, stats, status, kept)
+        generation.usage.add(sizes, n, stats.events_delivered)
 
 
 def _window(generation: Generation, batch: RequestBatch, users: Users, user_of: Ints, stats: ReadStats) -> Window:

@@ -20,6 +20,8 @@ HIDE_DTYPE = np.dtype([("event_ts", "<i8"), ("arrival", "<i8"), ("hidden_from", 
 #: Arrival and hidden_from of events, (E,) int64 each.
 VisibilityKeys: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
+_NONE = np.empty(0, np.int64)
+
 
 class Events:
     """Events of many users. Never changed once made.
@@ -56,8 +58,7 @@ class Events:
     ) -> Events:
         """Events whose ``arrival`` and ``hidden_from`` come of ``keys`` when somebody asks for them: where all events
         of a window are visible, nobody does."""
-        none = np.empty(0, np.int64)
-        events = cls(users, offsets, event_ts, none, none, columns)
+        events = cls(users, offsets, event_ts, _NONE, _NONE, columns)
         events._keys = keys
         return events
 

@@ -21,6 +21,8 @@ from thinrow.core.errors import InputError, SchemaError
 from thinrow.core.units import NEVER
 from thinrow.schema.event_schema import ColumnSpec, EventSchema
 
+_ONE, _NONE = check.integer(1), check.integer(0)
+
 
 @dataclass(frozen=True, slots=True)
 class Projection:
@@ -50,12 +52,13 @@ class Projection:
     def __post_init__(self) -> None:
         for name in ("columns", "groups", "codes"):
             names = getattr(self, name)
-            if names is not None or name == "codes":
+            if names is not None and names != ():
                 object.__setattr__(self, name, tuple(check.names(names, name)))
-        for name, value, least in (("max_len", self.max_len, 1), ("horizon_ms", self.horizon_ms, 0)):
-            if value is not None:
-                check.integer(least)(value, name)
-        check.integer(1)(self.align, "align")
+        if self.max_len is not None:
+            _ONE(self.max_len, "max_len")
+        if self.horizon_ms is not None:
+            _NONE(self.horizon_ms, "horizon_ms")
+        _ONE(self.align, "align")
         if self.align > 1 and (self.max_len is None or self.align > self.max_len):
             raise InputError(f"align={self.align} with max_len={self.max_len}; max_len must be align or more")
         if self.align > 1 and self.horizon_ms is not None:

@@ -48,6 +48,21 @@ class Index:
         #: Of mapped files, the address of each page that has been checked; 0 for the others.
         self._address = np.zeros(len(self._first), np.int64)
 
+    @property
+    def pages(self) -> tuple[npt.NDArray[Any], ...] | None:
+        """What ``ranges_of_keys`` reads first, where keys are numbers and all files are mapped: offsets of each table's
+        pages, first key, first record, records and address of each page (0 until it is checked)."""
+        if self._buffers is None or self._kind != "int64":
+            return None
+        return self._page_off, *self._keys, self._first, self._count, self._address
+
+    def load_all(self, most_bytes: int) -> None:
+        """Check all pages of mapped files now, where they have no more than ``most_bytes``. Raises CorruptionError."""
+        if self._buffers is not None and sum(int(t.length.sum()) for t in self._tables) <= most_bytes:
+            absent = np.flatnonzero(self._address == 0)
+            if len(absent):
+                self._load(absent, self._address)
+
     def find(self, table: I64, keys: Keys) -> tuple[I64, I64, int, int]:
         """The records of ``keys[i]`` in table ``table[i]`` as half-open ranges of record numbers (empty where absent).
 

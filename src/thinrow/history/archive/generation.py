@@ -103,6 +103,7 @@ class Generation:
         ends = np.cumsum([len(infos) for infos in lists], dtype=np.int64)
         #: (n_buckets,) first segment number of each bucket (inclusive) and last (exclusive).
         self.segment_bounds = np.append(0, ends[:-1]), ends
+        self.most_segments = max(map(len, lists), default=0)
         archive.remember(self)
 
     def __reduce__(self) -> tuple[Any, ...]:

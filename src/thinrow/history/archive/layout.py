@@ -28,21 +28,6 @@ MAX_STRIPE_ROWS = 65_536
 #: Name under which event ids travel in ``Events.columns``; no schema column may have it.
 EVENT_ID = "event_id"
 
-PIECE_DTYPE = np.dtype(
-    [
-        ("key", "<i8"),
-        ("first_ts", "<i8"),
-        ("last_ts", "<i8"),
-        ("max_arrival", "<i8"),
-        ("min_hidden_from", "<i8"),
-        ("digest", "<u8"),
-        ("stripe", "<u4"),
-        ("row", "<u4"),
-        ("n_rows", "<u4"),
-        ("flags", "<u4"),
-    ]
-)
-
 
 def stripe_dtype(n_groups: int) -> np.dtype[np.void]:
     """Stripe record of a segment with ``n_groups`` group regions."""

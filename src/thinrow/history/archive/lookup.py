@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from thinrow.core.errors import CorruptionError
 from thinrow.core.ragged import ranges_index
+from thinrow.core.stripes import PIECE_DTYPE
 from thinrow.core.users import Users, bucket_of, distinct, plain
 from thinrow.history.archive.hides import group_hides
-from thinrow.history.archive.layout import MAX_STRIPE_ROWS, PIECE_DTYPE
+from thinrow.history.archive.layout import MAX_STRIPE_ROWS
 from thinrow.jagged import HIDE_DTYPE
 from thinrow.kernels import kernel
 

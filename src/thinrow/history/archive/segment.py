@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from thinrow.core.errors import CorruptionError
+from thinrow.core.stripes import PIECE_DTYPE
 from thinrow.core.users import UserKind
 from thinrow.history.archive.hides import Hides
 from thinrow.history.archive.layout import (
-    PIECE_DTYPE,
     SegmentInfo,
     StoredColumn,
     groups_of,

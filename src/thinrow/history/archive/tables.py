@@ -30,6 +30,7 @@ from thinrow.core.stripes import (
     VALUES,
     StripeTables,
 )
+from thinrow.history.archive.few import FewReads
 from thinrow.history.archive.layout import StoredColumn
 from thinrow.history.archive.segment import Segment
 from thinrow.history.archive.segments import SegmentSet
@@ -135,10 +136,11 @@ class ReadTables:
 
 
 class KnownTables:
-    """The ``ReadTables`` of one generation, by columns."""
+    """The ``ReadTables`` of one generation, by columns; and, as ``few``, what reads of a few requests go by."""
 
     def __init__(self) -> None:
         self._tables: dict[tuple[StoredColumn, ...], ReadTables] = {}
+        self.few = FewReads()
         # By the objects themselves, which are kept so that no others get their ids: this hashes no columns.
         self._same: dict[tuple[int, ...], tuple[tuple[StoredColumn, ...], ReadTables]] = {}
 

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import CorruptionError, NewerFormatError, ObjectNotFound, StoreError, ThinrowError
+from thinrow.core.stripes import PIECE_DTYPE
 from thinrow.core.users import Users, plain
 from thinrow.history.archive.encode import content_digest
 from thinrow.history.archive.generation import Generation, reopen
-from thinrow.history.archive.layout import PIECE_DTYPE, key_columns
+from thinrow.history.archive.layout import key_columns
 from thinrow.history.archive.lookup import Pieces
 from thinrow.history.archive.reader import ReadStats, RowReader
 from thinrow.history.archive.segment import Segment

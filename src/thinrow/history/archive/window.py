@@ -22,6 +22,7 @@ from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.hides import group_hides
 from thinrow.history.archive.layout import StoredColumn, key_columns
 from thinrow.history.archive.lookup import Ints, Pieces, look_up, with_hides
+from thinrow.history.archive.planned import Plan, plan_at_once
 from thinrow.history.archive.reader import ReadStats, RowReader
 from thinrow.jagged import Column, Events, SharedHistories
 from thinrow.kernels import kernel
@@ -69,18 +70,46 @@ class Window:
                 *group_hides(len(users), np.concatenate([own, hide_user]), np.concatenate([found.hides, hides])),
             )
         self.pieces = found
+        self._plan: Plan | None = None
         self._whole: npt.NDArray[np.bool_] | None = None
         stats.pieces += len(found.records)
+        #: What kernels go by: index entries, runs, where keys are, keys, examples.
+        self._runs = found.records, found.run_off, found.run_of_user
+        self._examples = self.user_of, self.request_ts, self.bound
         self._read_mixed(since)
+
+    @classmethod
+    def at_once(
+        cls,
+        generation: Generation,
+        users: Users,
+        request_ts: Ints,
+        bound: Ints,
+        oldest_ts: Ints,
+        max_len: Ints,
+        stats: ReadStats,
+    ) -> Window | None:
+        """The window of requests of (X,) ``users``, repeats included, in two calls; None where these cannot make it.
+        ``read`` of the same two arrays ``oldest_ts`` and ``max_len`` is planned with it.
+
+        The calls find nothing wrong that the long way would not: where they find something, it is to say what.
+        """
+        plan = plan_at_once(generation, users, request_ts, bound, oldest_ts, max_len, stats)
+        if plan is None:
+            return None
+        self = cls.__new__(cls)
+        self.generation, self.user_of, self.bound, self.stats = generation, plan.user_of, bound, stats
+        self.request_ts, self.pieces, self._plan, self._whole = request_ts, plan.pieces, plan, plan.whole
+        self._runs = plan.pieces.records, plan.pieces.run_off, plan.pieces.run_of_user
+        self._examples = plan.user_of, request_ts, bound
+        self.key_off, self._keys = plan.key_off, (*plan.keys, _NONE)
+        return self
 
     def _read_mixed(self, since: float) -> None:
         found = self.pieces
         n = len(found.records)
         self.key_off, mixed, latest = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         out_pos = np.empty(n + 1, np.int64)
-        #: What kernels go by: index entries, runs, where keys are, keys, examples.
-        self._runs = found.records, found.run_off, found.run_of_user
-        self._examples = self.user_of, self.request_ts, self.bound
         n, rows, hidden = kernel("mark_mixed")(*self._runs, *self._examples, self.key_off, mixed, latest, out_pos)
         self.stats.mixed_pieces += n
         self.stats.clock("index", since)
@@ -124,6 +153,8 @@ class Window:
 
     def summarize(self) -> tuple[Ints, npt.NDArray[np.uint64], Ints, Ints]:
         """(X,) number of visible archived events, their identity digest, first and last event_ts (0, 0 where none)."""
+        if self._plan is not None:
+            return self._plan.seen
         since, n = time.perf_counter(), len(self.user_of)
         count, start, end = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         digest, self._whole = np.empty(n, np.uint64), np.empty(n, np.bool_)
@@ -151,17 +182,14 @@ class Window:
             CorruptionError: a block is damaged.
         """
         since = time.perf_counter()
-        n, n_runs = len(self.pieces.records), len(self.pieces.run_off) - 1
-        first, last, user_off = (np.empty(k, np.int64) for k in (n_runs, n_runs, len(self.pieces.users) + 1))
-        piece, start, stop = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-        out_pos = np.empty(n + 1, np.int64)
-        n, several = kernel("read_ranges")(
-            *self._runs, self.key_off, *self._keys, *self._examples, oldest_ts, max_len,
-            first, last, piece, start, stop, out_pos, user_off,
-        )  # fmt: skip
-        piece, start, stop = piece[:n], start[:n], stop[:n]
-        self.stats.clock("index", since)
-        reader = RowReader(self.generation, self.pieces, piece, start, stop, self.stats, out_pos[: n + 1], self.key_off)
+        plan = self._plan
+        if plan is not None and plan.oldest_ts is oldest_ts and plan.max_len is max_len and not plan.several:
+            piece, start, stop, out_pos = plan.ranges
+            user_off, several, length = plan.user_rows, False, _NONE
+        else:
+            piece, start, stop, out_pos, user_off, several, length = self._ranges(max_len, oldest_ts)
+            self.stats.clock("index", since)
+        reader = RowReader(self.generation, self.pieces, piece, start, stop, self.stats, out_pos, self.key_off)
         if self.pieces.segments is None or self.pieces.segments.buffers is None:
             reader.prefetch(columns)
         try:
@@ -177,11 +205,23 @@ class Window:
         if not several:
             return events
         since = time.perf_counter()
-        length = np.maximum(last - first, 0)
         ends = np.cumsum(length)
         merged = merge(events, self.pieces.run_of_user, ends - length, ends)
         self.stats.clock("merge", since)
         return merged
+
+    def _ranges(self, max_len: Ints, oldest_ts: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, bool, Ints]:
+        """Piece, first row, last row and place of each range to be read, rows of each user, whether a user has several
+        runs, and the rows of each run."""
+        n, n_runs = len(self.pieces.records), len(self.pieces.run_off) - 1
+        first, last, user_off = (np.empty(k, np.int64) for k in (n_runs, n_runs, len(self.pieces.users) + 1))
+        piece, start, stop = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+        out_pos = np.empty(n + 1, np.int64)
+        n, several = kernel("read_ranges")(
+            *self._runs, self.key_off, *self._keys, *self._examples, oldest_ts, max_len,
+            first, last, piece, start, stop, out_pos, user_off,
+        )  # fmt: skip
+        return piece[:n], start[:n], stop[:n], out_pos[: n + 1], user_off, several, np.maximum(last - first, 0)
 
     def _columns(
         self, reader: RowReader, piece: Ints, columns: Sequence[StoredColumn], codes: Collection[str]

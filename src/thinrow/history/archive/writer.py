@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError
+from thinrow.core.stripes import PIECE_DTYPE
 from thinrow.history.archive.encode import ColumnEncoder, EncodedColumn, Stripes, column_of, content_digest
 from thinrow.history.archive.hides import Hides, encode_hides
 from thinrow.history.archive.layout import (
     MAX_STRIPE_ROWS,
-    PIECE_DTYPE,
     STRIPE_ROWS,
     SegmentInfo,
     groups_of,

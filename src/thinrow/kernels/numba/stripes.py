@@ -336,7 +336,15 @@ def _decode(
 
 
 @njit
-def _read(
+def rooms(n_runs: int, n_streams: int) -> tuple[Array, Array]:
+    """``runs`` and ``blocks`` of ``read_into``."""
+    # The third is always empty: after the last stripes nothing follows.
+    blocks = np.zeros((3, n_streams, _TOGETHER, _BLOCK_FIELDS), np.int64)
+    return np.empty((_RUN_FIELDS, n_runs), np.int64), blocks
+
+
+@njit
+def read_into(
     segments: Array,
     streams: Array,
     kind: Array,
@@ -357,6 +365,8 @@ def _read(
     scratch: Array,
     room: Array,
 ) -> Any:
+    """``read_stripes`` with its tables and outputs spread out: ``target`` (W, 3) int64 is address, values and bytes a
+    value of each output. The caller keeps all memory alive."""
     segments, streams, blocks = _bare(segments, np.int64), _bare(streams, np.int64), _bare(blocks, np.int64)
     scratch, room, runs = _bare(scratch, np.uint64), _bare(room, np.uint64), _bare(runs, np.int64)
     bad, n = _find(segments, records, segment, piece, start, stop, counted, runs)
@@ -444,7 +454,7 @@ def read_stripes(
     """
     places = [(_address_of(array), array.size, array.itemsize) for array in out]
     target = np.array(places, np.int64).reshape(-1, 3)
-    found: int = _read(
+    found: int = read_into(
         tables.segments,
         tables.streams[: len(out)],
         tables.kind,
@@ -460,9 +470,7 @@ def read_stripes(
         used,
         counted,
         keys if keys < len(out) else -1,
-        np.empty((_RUN_FIELDS, len(piece)), np.int64),
-        # The third is always empty: after the last stripes nothing follows.
-        np.zeros((3, len(out), _TOGETHER, _BLOCK_FIELDS), np.int64),
+        *rooms(len(piece), len(out)),
         *workspace(),
     )
     return found

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.history.archive.layout import PIECE_DTYPE, groups_of, stored_columns, stripe_dtype
+from thinrow.core.stripes import PIECE_DTYPE
+from thinrow.history.archive.layout import groups_of, stored_columns, stripe_dtype
 from thinrow.history.archive.tombstones import TOMBSTONE_DTYPE
 from thinrow.jagged import HIDE_DTYPE
 from thinrow.schema import EventSchema
