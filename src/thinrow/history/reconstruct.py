@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +31,10 @@ from thinrow.history.archive.window import Window, cut_windows, merge, read_ever
 from thinrow.history.missing import COMPLETE, Missing, OnMissing, check_policy
 from thinrow.history.recast import recast
 from thinrow.history.requests import RequestBatch
-from thinrow.jagged import Events, SharedHistories
+from thinrow.jagged import Column, Events, SharedHistories
 from thinrow.jagged.column import concat_columns
 from thinrow.kernels import kernel
-from thinrow.schema import ColumnSpec, Projection
+from thinrow.schema import ColumnSpec, EventSchema, Projection
 from thinrow.schema.projection import PROJECTION
 from thinrow.storage.meter import metering
 
@@ -97,6 +97,7 @@ def reconstruct(
         found = _few(generation, batch, projection, stats)
         if found is not None:
             return found
+        stats = ReadStats()
     with metering(stats.io):
         try:
             return _reconstruct(generation, batch, projection, verify, stats, on_missing)
@@ -161,17 +162,28 @@ def _reconstruct(
 def _few(
     generation: Generation, batch: RequestBatch, projection: Projection, stats: ReadStats
 ) -> Reconstruction | None:
-    """A few requests that saw nothing but archived events, in one call; None where that cannot be."""
-    n, p = len(batch), projection
-    if p.align > 1 or p.codes or len(batch.inline) or len(batch.hides) or generation.tombstone_index.files:
+    """A few requests whose archived events are read in one call; None where that cannot be.
+
+    Of those that saw recent events each must be of another user, and none of these events archived by now.
+    """
+    n, p, inline = len(batch), projection, len(batch.inline)
+    if p.align > 1 or p.codes or len(batch.hides) or generation.tombstone_index.files:
         return None
-    columns = generation.columns_of(p)[1]
-    versions = batch.versions
+    if inline and n > 1 and len(set(batch.users.tolist())) < n:
+        return None
+    specs, columns = generation.columns_of(p)
     found = generation.tables.few.read(
-        generation, columns, batch.users, batch.request_ts, versions, p.max_len, p.horizon_ms, stats
+        generation, columns, batch.users, batch.request_ts, batch.versions, p.max_len, p.horizon_ms, inline > 0, stats
     )
     if found is None:
         return None
+    if inline:
+        since = time.perf_counter()
+        joined = _joined(found, batch, batch.schema or generation.schema, specs, p)
+        if joined is None:
+            return None
+        found, stats.events_delivered = joined
+        stats.clock("merge", since)
     stats.versions_verified += n
     _count(generation, columns, n, stats)
     return Reconstruction(found, stats, np.zeros(n, np.int8), np.arange(n))
@@ -305,6 +317,61 @@ def survivors(generation: Generation, batch: RequestBatch) -> tuple[Ints, npt.ND
     gone = _verify(generation, batch, part, missing)
     _, checksum, start, end, _ = part
     return gone, checksum, start, end
+
+
+def _joined(
+    found: SharedHistories,
+    batch: RequestBatch,
+    schema: EventSchema,
+    specs: Sequence[ColumnSpec],
+    projection: Projection,
+) -> tuple[SharedHistories, int] | None:
+    """Recent events behind the archived ones, each request of another user, and how many events all see; None where
+    that is not their order, or a request does not see one of them."""
+    inline, old, n = batch.inline, found.events, len(batch)
+    ts, arrival = inline.event_ts, inline.arrival
+    later = ((ts[1:] > ts[:-1]) | ((ts[1:] == ts[:-1]) & (arrival[1:] > arrival[:-1]))) & (arrival[1:] != arrival[:-1])
+    cuts = inline.offsets[1:-1]
+    later[cuts[(cuts > 0) & (cuts < len(ts))] - 1] = True
+    # What is archived has numbers up to ``last_arrival``, so that of two at one time the archived one comes first.
+    newer = arrival > np.repeat(batch.versions["last_arrival"], inline.lengths)
+    if not later.all() or not newer.all() or not inline.visible(batch.request_ts, found.bound).all():
+        return None
+    request = np.argsort(found.user_of) if n > 1 else found.user_of
+    bounds = list(
+        zip(
+            old.offsets[:-1].tolist(),
+            old.offsets[1:].tolist(),
+            inline.offsets[request].tolist(),
+            inline.offsets[request + 1].tolist(),
+            strict=True,
+        )
+    )
+    if any(a < b and c < d and old.event_ts[b - 1] > ts[c] for a, b, c, d in bounds):
+        return None
+
+    def join(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.concatenate([part for a, b, c, d in bounds for part in (x[a:b], y[c:d])])
+
+    def joined_column(x: Column, y: Column) -> Column:
+        valid = None
+        if x.valid is not None or y.valid is not None:
+            valid = join(*(np.ones(len(c), np.bool_) if c.valid is None else c.valid for c in (x, y)))
+        return Column(join(x.values, y.values), valid)
+
+    fresh = recast(inline.columns, schema, specs, len(ts))
+    offsets = old.offsets + offsets_of([d - c for _, _, c, d in bounds])
+    columns = {name: joined_column(old.columns[name], column) for name, column in fresh.items()}
+    events = Events.lazy(
+        old.users,
+        offsets,
+        join(old.event_ts, ts),
+        lambda: (join(old.arrival, arrival), join(old.hidden_from, inline.hidden_from)),
+        columns,
+    )
+    horizon, newest = projection.horizon_ms, projection.newest(batch.request_ts)
+    oldest = np.full(n, _BEGINNING) if horizon is None else batch.request_ts - horizon
+    return cut_windows(events, found.user_of, batch.request_ts, found.bound, oldest, newest, np.ones(n, np.bool_))
 
 
 def _merge_inline(

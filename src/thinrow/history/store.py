@@ -514,13 +514,13 @@ class HistoryStore:
     def snapshot(self, users: object, request_ts: npt.ArrayLike) -> Snapshot:
         """What ``users`` (X,) did before ``request_ts``: ms or ``datetime64``, exclusive, (X,) or one. A user may come
         several times, as in a log of requests."""
-        ids = as_users(users, self.schema.user_kind)
+        ids = as_users(users, self.recent.schema.user_kind)
         times = request_times(request_ts, len(ids))
         return take_snapshot(self.pin, self.recent, ids, times, compact=self.compact, max_inline=self.max_inline)
 
     def peek(self, users: object, request_ts: npt.ArrayLike) -> Snapshot:
         """A snapshot to look at, not to log: it never compacts, however many recent events there are."""
-        ids = as_users(users, self.schema.user_kind)
+        ids = as_users(users, self.recent.schema.user_kind)
         return take_snapshot(self.pin, self.recent, ids, request_times(request_ts, len(ids)))
 
     def read(self, users: object, request_ts: npt.ArrayLike, projection: Projection | None = None) -> Reconstruction:

@@ -113,9 +113,10 @@ class Few:
         versions: npt.NDArray[np.void],
         max_len: int,
         horizon_ms: int | None,
+        same: bool,
         stats: ReadStats,
     ) -> tuple[int, SharedHistories | None]:
-        """What ``read_few`` says, and the histories of (X,) requests where it is done.
+        """What ``read_few`` says (there ``same``, too), and the histories of (X,) requests where it is done.
 
         Raises:
             Erased: the generation was revoked.
@@ -131,7 +132,7 @@ class Few:
         horizon = -1 if horizon_ms is None else horizon_ms
         done = kernel("read_few")(
             # Copies, because memory that is not ours may be of a kind that the call was not compiled for.
-            tables, versions.copy(), users.copy(), request_ts.copy(), max_len, horizon, out, capacity,
+            tables, versions.copy(), users.copy(), request_ts.copy(), max_len, horizon, same, out, capacity,
             found, exact,
         )  # fmt: skip
         if done != _DONE:
@@ -195,9 +196,11 @@ class FewReads:
         versions: npt.NDArray[np.void],
         max_len: int | None,
         horizon_ms: int | None,
+        same: bool,
         stats: ReadStats,
     ) -> SharedHistories | None:
-        """The newest events of (X,) requests, verified; None where it is to be read the long way."""
+        """The newest archived events of (X,) requests, verified; None where they are to be read the long way, or, with
+        ``same``, where events of these users were archived since."""
         n = len(users)
         if max_len is None or not n or n * max_len > MAX_ROWS or users.dtype != np.int64:
             return None
@@ -213,10 +216,10 @@ class FewReads:
             few = self._few[id(columns)] = Few(generation, columns, used)
         if few.tables is None:
             return None
-        done, histories = few.read(generation, users, request_ts, versions, max_len, horizon_ms, stats)
+        done, histories = few.read(generation, users, request_ts, versions, max_len, horizon_ms, same, stats)
         if done == _NO_PAGE:
             few.load_pages(generation, users)
-            done, histories = few.read(generation, users, request_ts, versions, max_len, horizon_ms, stats)
+            done, histories = few.read(generation, users, request_ts, versions, max_len, horizon_ms, same, stats)
         if done == _NOT_HERE:
             self._meet(generation, users)
         return histories

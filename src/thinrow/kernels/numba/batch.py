@@ -341,6 +341,7 @@ def _few(
     request_ts: Ints,
     max_len: int,
     horizon: int,
+    same: bool,
     out: Array,
     capacity: int,
     found: Ints,
@@ -384,6 +385,9 @@ def _few(
     behind, wrong = compare_versions(versions, user_of, by_user[3, :n_users], seen[0], digest, seen[1], seen[2])
     if behind >= 0 or wrong >= 0:
         return UNDONE
+    for x in range(n):
+        if same and by_user[3, user_of[x]] != versions[x].last_arrival:
+            return UNDONE
     begin = _read_rows(state, records, by_piece, n_read, total, out, capacity, found[USED:at], scratch, room)
     if begin == 0:
         return UNDONE
@@ -410,6 +414,7 @@ def read_few(
     request_ts: Ints,
     max_len: int,
     horizon: int,
+    same: bool,
     out: Array,
     capacity: int,
     found: Ints,
@@ -422,6 +427,7 @@ def read_few(
         versions: (X,) VERSION_DTYPE.
         users, request_ts: (X,) int64.
         max_len, horizon: the newest so many, and ms back from the request, -1 for all time.
+        same: whether nothing may have been archived of these users since.
         out: (capacity * row_bytes[W],) uint8; stream w begins at ``capacity * row_bytes[w]``.
         capacity: rows that there is room for, a multiple of 8.
         found: (USED + W + 1 + 6 * X + 1,) int64, 0 at first: gets the fields up to ``USED``, bytes by stream and of
@@ -434,5 +440,5 @@ def read_few(
         ``UNDONE`` where something is wrong, or not for this call: hidden or late events, several runs a user, more rows
         than there is room for.
     """
-    done: int = _few(tables.state, versions, users, request_ts, max_len, horizon, out, capacity, found, exact)
+    done: int = _few(tables.state, versions, users, request_ts, max_len, horizon, same, out, capacity, found, exact)
     return done

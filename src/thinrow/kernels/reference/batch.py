@@ -132,6 +132,7 @@ def read_few(
     request_ts: Ints,
     max_len: int,
     horizon: int,
+    same: bool,
     out: Array,
     capacity: int,
     found: Ints,
@@ -165,6 +166,8 @@ def read_few(
     if not done or several or by_user[2, -1] > capacity or not whole.all():
         return UNDONE
     if max(compare_versions(versions, user_of, by_user[3, :n_users], seen[0], digest, seen[1], seen[2])) >= 0:
+        return UNDONE
+    if same and (versions["last_arrival"] != by_user[3][user_of]).any():
         return UNDONE
     total, row_bytes = int(by_user[2, -1]), tables.row_bytes.tolist()
     streams = []
