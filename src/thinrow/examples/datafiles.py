@@ -33,6 +33,7 @@ from pyiceberg.typedef import Record
 
 from thinrow.core.errors import CorruptionError, ObjectNotFound
 from thinrow.examples.layout import HIDE_FIELDS, VERSION_FIELDS
+from thinrow.storage.objects import sync_directory
 
 #: Rows of a row group: the unit of a partial read of a bucket.
 ROW_GROUP_ROWS = 4_096
@@ -64,7 +65,7 @@ def local_path(location: str) -> str:
 
 
 def _sync(path: str | Path) -> None:
-    """Make the content of a file, or the names in a directory, durable."""
+    """Make the content of a file durable."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -85,7 +86,7 @@ class _SyncedStream(io.BufferedWriter):
             return
         super().close()
         _sync(self._path)
-        _sync(Path(self._path).parent)
+        sync_directory(Path(self._path).parent)
 
 
 class _SyncedFile(PyArrowFile):
@@ -177,7 +178,7 @@ class DataFileWriter:
         # Side by side, so that the file system may put them into one journal commit.
         with ThreadPoolExecutor(min(16, len(self._paths))) as pool:
             list(pool.map(_sync, self._paths))
-        _sync(self._paths[0].parent)
+        sync_directory(self._paths[0].parent)
 
     def discard(self) -> None:
         """Delete the files, which no commit names."""

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from thinrow.core.errors import CorruptionError, InputError, ObjectNotFound
+from thinrow.history.note import Note
 from thinrow.storage.cache import DEFAULT_CACHE_BYTES, CachedObjects
 from thinrow.storage.garbage import FOLDERS
 from thinrow.storage.objects import LocalObjects, ObjectStore
 from thinrow.storage.s3 import S3Location, S3Objects
-from thinrow.storage.sealed import seal, unseal
 
 FILE, CACHE = "archive.json", "cache"
-_FORMAT = 1
+_NOTE = Note(FILE, "archive", "place of an archive", "bucket", S3Location.parse)
 
 
 def archive_objects(path: str | Path, *, cache_bytes: int = DEFAULT_CACHE_BYTES) -> ObjectStore:
@@ -45,21 +44,14 @@ def archive_objects(path: str | Path, *, cache_bytes: int = DEFAULT_CACHE_BYTES)
 
 def remembered(path: Path) -> S3Location | None:
     """The bucket that holds the archive of the store at ``path``; None where its own folder does."""
-    try:
-        body = unseal(LocalObjects(path).get(FILE), _FORMAT, "place of an archive", FILE)
-    except ObjectNotFound:
-        return None
-    try:
-        return S3Location.parse(body["archive"])
-    except (KeyError, TypeError, AttributeError, InputError) as e:
-        raise CorruptionError(f"it names no bucket: {e}", file=FILE) from e
+    return _NOTE.read(path)
 
 
 def remember(path: Path, location: S3Location) -> None:
     """Let the store at ``path`` have its archive there."""
-    LocalObjects(path).put(FILE, seal({"archive": str(location)}, _FORMAT, "place of an archive"))
+    _NOTE.write(path, location)
 
 
 def forget(path: Path) -> None:
     """Undo ``remember``."""
-    LocalObjects(path).delete(FILE)
+    _NOTE.remove(path)

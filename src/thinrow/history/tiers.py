@@ -13,33 +13,24 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
-from thinrow.core.errors import CorruptionError, InputError, ObjectNotFound, StoreExists
+from thinrow.core.errors import InputError, StoreExists
 from thinrow.core.units import EPOCH_BITS
 from thinrow.history.archive.generation import Archive, Generation
+from thinrow.history.note import Note
 from thinrow.history.recent.epochs import claim_epoch
 from thinrow.history.recent.lmdb import LmdbRecent
 from thinrow.history.recent.redis import RedisRecent
 from thinrow.history.recent.redis_link import RedisLocation
 from thinrow.history.recent.tier import RecentTier
 from thinrow.schema import EventSchema
-from thinrow.storage.objects import LocalObjects
-from thinrow.storage.sealed import seal, unseal
 
 FILE, FOLDER = "recent.json", "recent"
-_FORMAT = 1
-_WHAT = "place of recent events"
+_NOTE = Note(FILE, "recent", "place of recent events", "Redis server", RedisLocation.parse)
 
 
 def remembered_tier(path: Path) -> RedisLocation | None:
     """The server that holds the recent events of the store at ``path``; None where its own folder does."""
-    try:
-        body = unseal(LocalObjects(path).get(FILE), _FORMAT, _WHAT, FILE)
-    except ObjectNotFound:
-        return None
-    try:
-        return RedisLocation.parse(body["recent"])
-    except (KeyError, TypeError, AttributeError, InputError) as e:
-        raise CorruptionError(f"it names no Redis server: {e}", file=FILE) from e
+    return _NOTE.read(path)
 
 
 def destroy_tier(path: Path, tier: RecentTier) -> None:
@@ -51,7 +42,7 @@ def destroy_tier(path: Path, tier: RecentTier) -> None:
 
 def forget_tier(path: Path) -> None:
     """Undo what ``new_tier`` wrote down."""
-    LocalObjects(path).delete(FILE)
+    _NOTE.remove(path)
 
 
 def new_tier(path: Path, archive: Archive, schema: EventSchema, url: str | None, sync: bool) -> RecentTier:
@@ -74,7 +65,7 @@ def new_tier(path: Path, archive: Archive, schema: EventSchema, url: str | None,
     if not location.name:
         location = replace(location, name=secrets.token_hex(8))
     made = RedisRecent(location, schema, lambda least: claim_epoch(archive.objects, least), new=True)
-    _remember(path, location)
+    _NOTE.write(path, location)
     return made
 
 
@@ -95,7 +86,7 @@ def open_tier(path: Path, archive: Archive, url: str | None, sync: bool) -> Rece
         return LmdbRecent(path / FOLDER, schema, sync=sync, floor=lambda: claim(0))
     opened = RedisRecent(location, schema, claim)
     if location != remembered_tier(path):
-        _remember(path, location)
+        _NOTE.write(path, location)
     return opened
 
 
@@ -125,7 +116,3 @@ def _settle(path: Path, location: RedisLocation) -> RedisLocation:
         # A server may be reached by another name today, and promise more.
         location = replace(location, name=held.name)
     return location
-
-
-def _remember(path: Path, location: RedisLocation) -> None:
-    LocalObjects(path).put(FILE, seal({"recent": str(location)}, _FORMAT, _WHAT))
