@@ -6,6 +6,10 @@ are taken until one shows it. ``visible_ms`` is the time between the call that p
 
 In ``burst`` the load is ten times as high for a second, in the middle. A store that does not keep up lags, and the
 probes say so. ``append_alone`` is the same without a broker: ``store.append`` of one event, then a snapshot.
+
+``trainable_s`` is the time from an event to the batch that has it: the event is appended, a request is logged at once,
+its outcome 50 ms later, its window closes after 100 ms, a join runs every 50 ms, and a session follows with blocks of
+one row.
 """
 
 from __future__ import annotations
@@ -21,8 +25,10 @@ import numpy as np
 import pyarrow as pa
 
 from bench.harness import Options, Result
+from thinrow.dpp import follow
+from thinrow.examples import ImpressionLog, Impressions, OutcomeLog, Outcomes, SplitLog, heartbeat, join_stream
 from thinrow.history.store import HistoryStore
-from thinrow.schema import EventSchema
+from thinrow.schema import EventSchema, ExampleSchema
 from thinrow.sources.decode import JsonDecoder
 from thinrow.sources.ingest import Ingest, IngestReport
 from thinrow.sources.kafka import KafkaOptions, KafkaSource
@@ -33,6 +39,7 @@ _SCHEMA = EventSchema.infer(_ARROW, user="user", time="ts")
 _PROBES = 1 << 40
 _TICK_S = 0.01
 _PATIENCE_S = 30.0
+_WINDOW_MS, _JOIN_S = 100, 0.05
 
 
 def run(options: Options) -> Result:
@@ -44,7 +51,9 @@ def run(options: Options) -> Result:
         result.figures[f"load_{rate}"] = _probed(rate, seconds, burst=False)
     result.figures["burst"] = _probed(loads[0], seconds, burst=True)
     result.figures["append_alone"] = _appended(50 if options.quick else 500)
-    for name, seen in result.figures.items():
+    visible = dict(result.figures)
+    result.figures["trainable"] = _trained(5 if options.quick else 100)
+    for name, seen in visible.items():
         result.ratios[f"vs_a_second_share.{name}"] = seen["visible_ms"]["p99"] / 1_000
     return result
 
@@ -132,6 +141,39 @@ def _appended(n: int) -> dict[str, Any]:
             assert len(store.peek([i], 1 << 60).requests.inline)
             ages.append(1_000 * (time.perf_counter() - since))
     return {"visible_ms": _spread(ages), "probes": n}
+
+
+def _trained(n: int) -> dict[str, Any]:
+    """Seconds from an event to the batch whose history has it."""
+    examples = ExampleSchema.of(context={}, candidates={"item": "int64"}, item="item", outcomes={"buy": _WINDOW_MS})
+    ages, stop = [], threading.Event()
+    with tempfile.TemporaryDirectory() as name, HistoryStore.create(Path(name) / "store", _SCHEMA) as store:
+        logs = ImpressionLog(Path(name) / "i", _SCHEMA, examples), OutcomeLog(Path(name) / "o")
+        splits = SplitLog(Path(name) / "s", _SCHEMA, examples)
+
+        def join() -> None:
+            while not stop.wait(_JOIN_S):
+                join_stream(*logs, splits, 0)
+
+        joiner = threading.Thread(target=join)
+        joiner.start()
+        session = follow(store, splits, base_rows=1, block=1, threads=1, poll_s=0.01)
+        batches = iter(session)
+        for i in range(n):
+            since, now = time.perf_counter(), time.time_ns() // 1_000_000
+            store.append(pa.table({"user": [i], "ts": [now], "item": [1]}, _ARROW))
+            shown = Impressions.of(examples, [i], store.snapshot([i], now + 1), candidates={"item": [[1]]}, context={})
+            logs[0].append(shown)
+            time.sleep(_WINDOW_MS / 2_000)
+            logs[1].append(Outcomes.of("buy", i, 1, now + _WINDOW_MS // 2))
+            time.sleep(_WINDOW_MS / 2_000)
+            logs[1].append(heartbeat(now + 1 + _WINDOW_MS))
+            assert next(batches).histories.events.event_ts[-1] == now
+            ages.append(time.perf_counter() - since)
+        stop.set()
+        joiner.join()
+        session.close()
+    return {"trainable_s": _spread(ages), "window_s": _WINDOW_MS / 1_000, "join_every_s": _JOIN_S, "probes": n}
 
 
 def _spread(ages: list[float]) -> dict[str, float]:

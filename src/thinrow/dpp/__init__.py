@@ -4,5 +4,6 @@ from thinrow.dpp.batch import Batch
 from thinrow.dpp.client import Loader, LoaderStats, loader
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec
+from thinrow.dpp.stream import Follower, follow
 
-__all__ = ["Batch", "Loader", "LoaderStats", "RowFilter", "SessionSpec", "loader"]
+__all__ = ["Batch", "Follower", "Loader", "LoaderStats", "RowFilter", "SessionSpec", "follow", "loader"]

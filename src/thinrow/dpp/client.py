@@ -19,7 +19,7 @@ import numpy as np
 from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreError
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.engines import ThreadEngine
-from thinrow.dpp.order import RowRefs
+from thinrow.dpp.order import Order, RowRefs
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec
 from thinrow.dpp.worker import Produced, Source, TableSource, Worker
@@ -61,6 +61,7 @@ class Loader:
         source: where to read it.
         rank: which part of each global batch to yield, in [0, n_ranks).
         hold: entered while the loader is iterated, to keep what it reads from being collected.
+        order: of the rows; that of the spec over the source's splits by default.
         n_ranks: parts of a global batch. The state of a reader is the same at every rank, and fits any number of ranks.
 
     Raises:
@@ -75,13 +76,14 @@ class Loader:
         rank: int = 0,
         n_ranks: int = 1,
         hold: Callable[[], AbstractContextManager[object]] = nullcontext,
+        order: Order | None = None,
     ) -> None:
         if not 0 <= rank < n_ranks:
             raise InputError(f"rank={rank} of n_ranks={n_ranks}; rank must be in [0, n_ranks)")
         self.spec = spec
         self.rank, self.n_ranks = rank, n_ranks
         self.stats = LoaderStats()
-        self._order = spec.order(source.split_rows)
+        self._order: Order = order or spec.order(source.split_rows)
         self._worker = Worker(spec, self._order, source)
         self._hold = hold
         self._engine: ThreadEngine[Produced] | None = None
@@ -124,6 +126,8 @@ class Loader:
                         fetched += 1
                 except StopIteration:
                     return
+                if not self._has(self._t + 1):
+                    return  # an endless source ended here
                 since = time.perf_counter()
                 refs = order.batch(self._t + 1, self.rank, self.n_ranks)
                 batch = _merge(held, refs, self._t + 1)
@@ -133,6 +137,7 @@ class Loader:
                 self._t += 1
                 yield batch
         finally:
+            self._leave()
             engine.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -182,7 +187,11 @@ class Loader:
         """End the workers of an iteration that was left early. Iterating again starts new ones."""
         engine, self._engine = self._engine, None
         if engine is not None:
+            self._leave()
             engine.close()
+
+    def _leave(self) -> None:
+        """Called before workers are ended: one that waits for the source has to return."""
 
     def __enter__(self) -> Loader:
         return self

@@ -22,7 +22,7 @@ import heapq
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ from thinrow.core.wrap import mix64_words
 
 IntArray = npt.NDArray[np.int64]
 
-_SPLIT_STREAM, _ROW_STREAM = 1, 2
+_SPLIT_STREAM, ROW_STREAM = 1, 2
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -104,6 +104,65 @@ def permutation(n: int, seed: int, stream: int, number: int) -> IntArray:
     state = mix64_words(mix64_words(key + _GOLDEN) + np.uint64(number))
     keys = mix64_words(state + np.arange(1, n + 1, dtype=np.uint64) * _GOLDEN)
     return np.argsort(keys, kind="stable").astype(np.int64)
+
+
+class Manifest(Protocol):
+    """What names the rows of an order."""
+
+    @property
+    def table(self) -> str:
+        """The table or log."""
+        ...
+
+    @property
+    def snapshot_id(self) -> int:
+        """Of the table; 0 without one."""
+        ...
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of one epoch; -1 where they are not fixed."""
+        ...
+
+    @property
+    def base_rows(self) -> int:
+        """Rows of a base batch."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Equal manifests have equal ones."""
+        ...
+
+
+class Order(Protocol):
+    """Which row is in which batch: see ``VirtualOrder`` for the members. What is None has no end, or none yet."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The rows."""
+        ...
+
+    @property
+    def n_bases(self) -> int | None:
+        """Base batches of the run."""
+        ...
+
+    @property
+    def n_batches(self) -> int | None:
+        """Global batches of the run."""
+        ...
+
+    def base(self, v: int) -> Base:
+        """The base batch of virtual index ``v``."""
+        ...
+
+    def bases_of(self, t: int) -> range:
+        """Virtual indices that batch ``t`` is cut from."""
+        ...
+
+    def batch(self, t: int, rank: int = 0, n_ranks: int = 1) -> RowRefs:
+        """Rows of batch ``t``."""
+        ...
 
 
 @lru_cache(maxsize=4)
@@ -224,7 +283,7 @@ class VirtualOrder:
         stop = (block + 1) * self.block
         vs = np.arange(block * self.block, stop if self.n_bases is None else min(stop, self.n_bases))
         starts = np.array([self._row_start(v) for v in [*vs.tolist(), int(vs[-1]) + 1]]) - self._row_start(int(vs[0]))
-        order = permutation(int(starts[-1]), self.seed, _ROW_STREAM, block)
+        order = permutation(int(starts[-1]), self.seed, ROW_STREAM, block)
         which = np.searchsorted(starts, order, side="right") - 1
         return RowRefs(vs[which], order - starts[which])
 

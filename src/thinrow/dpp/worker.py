@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreNotFound
 from thinrow.dpp.batch import Batch
-from thinrow.dpp.order import VirtualOrder
+from thinrow.dpp.order import Order
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec
 from thinrow.examples.datafiles import ROW_GROUP_ROWS
@@ -283,7 +283,7 @@ class Worker:
         InputError: the plan reads what the projection or the table does not have, or names an output like a column.
     """
 
-    def __init__(self, spec: SessionSpec, order: VirtualOrder, source: Source) -> None:
+    def __init__(self, spec: SessionSpec, order: Order, source: Source) -> None:
         self._spec, self._order, self._source = spec, order, source
         if spec.plan is not None:
             _check_plan(spec.plan, spec.projection, source)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from thinrow.examples.log import ImpressionLog, OutcomeLog
     from thinrow.examples.outcomes import JoinCounts, join
     from thinrow.examples.records import ExampleBatch, Impressions, Outcomes, text_column
+    from thinrow.examples.splits import SplitLog
     from thinrow.examples.streaming import IdleRule, heartbeat, join_stream
     from thinrow.examples.table import ExampleTable
 
@@ -27,6 +28,7 @@ _WHERE = {
     "JoinReport": "joiner",
     "OutcomeLog": "log",
     "Outcomes": "records",
+    "SplitLog": "splits",
     "heartbeat": "streaming",
     "join": "outcomes",
     "join_logs": "joiner",
@@ -44,6 +46,7 @@ __all__ = [
     "JoinReport",
     "OutcomeLog",
     "Outcomes",
+    "SplitLog",
     "heartbeat",
     "join",
     "join_logs",

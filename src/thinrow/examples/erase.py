@@ -14,6 +14,7 @@ What goes is what the tombstones of a generation say, so every call may be repea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from thinrow.core.ragged import offsets_of
 from thinrow.core.users import Users, distinct
 from thinrow.examples.log import ImpressionLog, OutcomeLog
 from thinrow.examples.records import ExampleBatch
+from thinrow.examples.splits import SplitLog
 from thinrow.examples.table import ExampleTable
 from thinrow.history.archive.generation import Generation
 from thinrow.history.missing import Missing
@@ -172,6 +174,23 @@ def erase_from_table(table: ExampleTable, generation: Generation, whole: Users) 
     return done
 
 
+def erase_from_splits(log: SplitLog, generation: Generation, whole: Users) -> Redacted:
+    """``erase_from_log`` for a log of splits; what stays of a split keeps its row numbers. The join that appends to the
+    log has to have read the logs it joins after those were erased from, or not to run meanwhile.
+
+    Raises as ``redact`` and ``SplitLog.read``.
+    """
+    done = Redacted()
+    for number in log.numbers():
+        split = log.read(number)
+        kept = redact(generation, split.examples.batch, whole)
+        if not kept.as_it_was:
+            left = replace(split.examples.take(kept.rows), batch=kept.batch)
+            log.rewrite(number, replace(split, examples=left, rows=split.rows[kept.rows]))
+            done += Redacted(kept.gone, int(kept.changed.sum()), 1)
+    return done
+
+
 def table_requests_that_go(table: ExampleTable, generation: Generation, whole: Users) -> Ints:
     """(n,) ids of the requests in a table that ``erase_from_table`` removes."""
     found = [np.empty(0, np.int64)]
@@ -188,6 +207,7 @@ def erase_everywhere(
     impressions: list[ImpressionLog],
     outcomes: list[OutcomeLog],
     tables: list[ExampleTable],
+    splits: Sequence[SplitLog] = (),
 ) -> Redacted:
     """Erase from logs and tables: outcomes first, for only their requests tell whose they are; tables last, so that a
     join that read a log before starts over.
@@ -202,6 +222,8 @@ def erase_everywhere(
         done += erase_outcomes(results, ids)
     for log in impressions:
         done += erase_from_log(log, generation, whole)
+    for sealed in splits:
+        done += erase_from_splits(sealed, generation, whole)
     for table in tables:
         done += erase_from_table(table, generation, whole)
     return done

@@ -46,15 +46,15 @@ FORMAT = 1
 KEY_DTYPE = np.dtype([("request_id", "<i8"), ("ts", "<i8")])
 
 _MAGIC = b"THINLOG\0"
-_KINDS = {"impressions": 1, "outcomes": 2}
+_KINDS = {"impressions": 1, "outcomes": 2, "splits": 3}
 #: magic, format, kind, CRC of the keys, rows, bytes of the body, CRC of the body; then the CRC of those 36 bytes.
 _HEAD = struct.Struct("<8sHHIQQI")
 _HEAD_BYTES = _HEAD.size + 4
 
-T = TypeVar("T", Impressions, Outcomes)
+T = TypeVar("T")
 
 
-class _RecordLog(ABC, Generic[T]):
+class RecordLog(ABC, Generic[T]):
     """Numbered files of one kind of record. Numbers start at 1."""
 
     kind: str
@@ -76,12 +76,12 @@ class _RecordLog(ABC, Generic[T]):
         table, keys = self._pack(records)
         if not len(keys):
             return None
-        data = _encode(table, keys, _KINDS[self.kind])
+        data = encode_file(table, keys, self.kind)
         if not self._is_end(self._next):
             self._next = self.numbers().stop
         while True:
             try:
-                self._objects.put_if_absent(_name(self._next), data)
+                self._objects.put_if_absent(file_name(self._next), data)
             except CommitConflict:
                 self._next = self.numbers().stop
             else:
@@ -99,18 +99,22 @@ class _RecordLog(ABC, Generic[T]):
             if name == "log.json":
                 continue
             number = name.removesuffix(".log")
-            if not name.endswith(".log") or not (number.isascii() and number.isdigit()) or name != _name(int(number)):
+            if (
+                not name.endswith(".log")
+                or not (number.isascii() and number.isdigit())
+                or name != file_name(int(number))
+            ):
                 raise CorruptionError(f"not a file of the log of {self.kind}; move it away", file=name)
             found.append(int(number))
         numbers = range(found[0], found[-1] + 1) if found else range(1, 1)
         if len(found) != len(numbers):
             gap = next(n for n, have in zip(numbers, found, strict=False) if n != have)
-            raise CorruptionError(f"missing, though number {found[-1]} is there; restore it", file=_name(gap))
+            raise CorruptionError(f"missing, though number {found[-1]} is there; restore it", file=file_name(gap))
         return numbers
 
     def keys(self, number: int) -> npt.NDArray[np.void]:
         """(rows,) KEY_DTYPE of a file; its body is not read. Raises as ``read``."""
-        name = _name(number)
+        name = file_name(number)
         rows, crc, _, _ = self._head(name)
         data = self._bytes(name, _HEAD_BYTES, rows * KEY_DTYPE.itemsize)
         if zlib.crc32(data) != crc:
@@ -126,7 +130,7 @@ class _RecordLog(ABC, Generic[T]):
             NewerFormatError: a newer thinrow wrote it.
             SchemaError: it was written under other schemas.
         """
-        name = _name(number)
+        name = file_name(number)
         rows, _, length, crc = self._head(name)
         body = self._bytes(name, _HEAD_BYTES + rows * KEY_DTYPE.itemsize, length)
         if zlib.crc32(body) != crc:
@@ -156,9 +160,9 @@ class _RecordLog(ABC, Generic[T]):
             ObjectNotFound: there is no such file.
             InputError, SchemaError: records that do not fit the schemas; nothing was written.
         """
-        self._objects.size(_name(number))
+        self._objects.size(file_name(number))
         table, keys = self._pack(records)
-        self._objects.put(_name(number), _encode(table, keys, _KINDS[self.kind]))
+        self._objects.put(file_name(number), encode_file(table, keys, self.kind))
 
     def prune(self, below: int) -> int:
         """Delete the files numbered below ``below``, but never the newest: its number tells what the next one is.
@@ -168,13 +172,13 @@ class _RecordLog(ABC, Generic[T]):
         doomed = [n for n in self.numbers()[:-1] if n < below]
         # Ascending, so that a crash leaves no gap.
         for number in doomed:
-            self._objects.delete(_name(number))
+            self._objects.delete(file_name(number))
         return len(doomed)
 
     def _is_end(self, number: int) -> bool:
         """Whether ``number``, once the end of the log, is so still or is taken: false when others pruned past it."""
         try:
-            return number > 1 and self._objects.size(_name(number - 1)) > 0
+            return number > 1 and self._objects.size(file_name(number - 1)) > 0
         except ObjectNotFound:
             return False
 
@@ -232,7 +236,7 @@ class _RecordLog(ABC, Generic[T]):
         return out.tobytes()
 
 
-class ImpressionLog(_RecordLog[Impressions]):
+class ImpressionLog(RecordLog[Impressions]):
     """The log of impressions under ``path`` (a directory, or an object store)."""
 
     kind = "impressions"
@@ -245,40 +249,43 @@ class ImpressionLog(_RecordLog[Impressions]):
 
     def _pack(self, records: Impressions) -> tuple[pa.Table, npt.NDArray[np.void]]:
         table = records.to_arrow(self.event_schema, self.example_schema)
-        return table, _keys(records.request_id, records.snapshots.request_ts)
+        return table, keys_of(records.request_id, records.snapshots.request_ts)
 
     def _unpack(self, table: pa.Table) -> Impressions:
         return Impressions.from_arrow(table, self.event_schema, self.example_schema)
 
 
-class OutcomeLog(_RecordLog[Outcomes]):
+class OutcomeLog(RecordLog[Outcomes]):
     """The log of outcomes under ``path`` (a directory, or an object store)."""
 
     kind = "outcomes"
 
     def _pack(self, records: Outcomes) -> tuple[pa.Table, npt.NDArray[np.void]]:
-        return records.to_arrow(), _keys(records.request_id, records.ts)
+        return records.to_arrow(), keys_of(records.request_id, records.ts)
 
     def _unpack(self, table: pa.Table) -> Outcomes:
         return Outcomes.from_arrow(table)
 
 
-def _name(number: int) -> str:
+def file_name(number: int) -> str:
+    """The name of a log's file."""
     return f"{number:016d}.log"
 
 
-def _keys(request_id: npt.NDArray[np.int64], ts: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+def keys_of(request_id: npt.NDArray[np.int64], ts: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+    """(rows,) KEY_DTYPE."""
     keys = np.empty(len(request_id), KEY_DTYPE)
     keys["request_id"], keys["ts"] = request_id, ts
     return keys
 
 
-def _encode(table: pa.Table, keys: npt.NDArray[np.void], kind: int) -> bytes:
+def encode_file(table: pa.Table, keys: npt.NDArray[np.void], kind: str) -> bytes:
+    """The bytes of a log file of one kind."""
     sink = pa.BufferOutputStream()
     with ipc.new_stream(sink, table.schema, options=ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
     body, packed = sink.getvalue(), keys.tobytes()
-    head = _HEAD.pack(_MAGIC, FORMAT, kind, zlib.crc32(packed), len(keys), len(body), zlib.crc32(body))
+    head = _HEAD.pack(_MAGIC, FORMAT, _KINDS[kind], zlib.crc32(packed), len(keys), len(body), zlib.crc32(body))
     return b"".join((head, zlib.crc32(head).to_bytes(4, "little"), packed, body))
 
 
@@ -294,7 +301,7 @@ def verify_log(folder: Path) -> Iterator[tuple[str, ThinrowError]]:
         try:
             log.check(number)
         except ThinrowError as e:
-            yield _name(number), e
+            yield file_name(number), e
 
 
 class _AnyLog(ImpressionLog):
@@ -305,11 +312,11 @@ class _AnyLog(ImpressionLog):
             self.kind = str(json.loads((folder / "log.json").read_bytes())["kind"])
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise CorruptionError(f"unreadable: {e}", file="log.json") from e
-        _RecordLog.__init__(self, folder)
+        RecordLog.__init__(self, folder)
 
     def check(self, number: int) -> None:
         """Hold a file to its checksums. Raises as ``read``."""
-        name = _name(number)
+        name = file_name(number)
         self.keys(number)
         rows, _, length, crc = self._head(name)
         if zlib.crc32(self._bytes(name, _HEAD_BYTES + rows * KEY_DTYPE.itemsize, length)) != crc:

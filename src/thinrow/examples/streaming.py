@@ -41,6 +41,7 @@ from thinrow.examples.joiner import (
 from thinrow.examples.log import ImpressionLog, OutcomeLog
 from thinrow.examples.outcomes import JoinCounts, Joined, join, last_window_ms
 from thinrow.examples.records import Outcomes
+from thinrow.examples.splits import SplitLog
 from thinrow.examples.table import ExampleTable
 
 #: The request of a heartbeat: no request may have this id.
@@ -92,7 +93,7 @@ class IdleRule:
 def join_stream(
     impressions: ImpressionLog,
     outcomes: OutcomeLog,
-    table: ExampleTable,
+    table: ExampleTable | SplitLog,
     lateness_ms: int,
     *,
     correct_for_ms: int = 0,
@@ -153,7 +154,7 @@ def join_stream(
     )
 
 
-def _join(seen: _Seen, impressions: ImpressionLog, outcomes: OutcomeLog, table: ExampleTable) -> Joined:
+def _join(seen: _Seen, impressions: ImpressionLog, outcomes: OutcomeLog, table: ExampleTable | SplitLog) -> Joined:
     """The examples that close, or of a table of corrections those of them whose labels have changed."""
     schema = table.example_schema
     closing = load_impressions(impressions, seen.requests, np.flatnonzero(seen.closing))

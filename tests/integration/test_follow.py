@@ -1,0 +1,233 @@
+"""Sessions that follow a log of splits: equal batches whenever splits came, whoever was killed or erased."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from thinrow.core.errors import CommitConflict, CorruptionError, Erased, InputError, StoreError
+from thinrow.dpp import Batch, Loader, SessionSpec, follow
+from thinrow.dpp.stream import StreamSource
+from thinrow.examples.erase import erase_from_splits
+from thinrow.examples.log import ImpressionLog, OutcomeLog
+from thinrow.examples.splits import SplitLog
+from thinrow.examples.streaming import heartbeat, join_stream
+from thinrow.examples.table import ExampleTable
+from thinrow.history.store import HistoryStore
+from thinrow.testing.world import EXAMPLES, World, make_world
+
+SIZES = {"base_rows": 5, "block": 2, "threads": 2, "poll_s": 0.01}
+
+
+def digest(batch: Batch) -> str:
+    h = hashlib.sha256()
+    names = ["event_ts", *batch.histories.events.columns]
+    rows = {n: batch.histories.to_jagged(n).to_arrow().to_pylist() for n in names}
+    rows |= {n: c.to_arrow().to_pylist() for n, c in batch.context.items()}
+    for group in (batch.candidates, batch.labels):
+        rows |= {n: c.to_arrow().to_pylist() for n, c in group.items()}
+    h.update(repr((batch.t, batch.request_id.tolist(), batch.request_ts.tolist(), sorted(rows.items()))).encode())
+    return h.hexdigest()
+
+
+class _Stream:
+    """The logs of a small world, given out day by day, and what the join made of them."""
+
+    def __init__(self, path: Path, world: World) -> None:
+        self.path, self.world = path, world
+        with world.table() as table:
+            schema = table.event_schema
+        made = world.store_path.parent
+        self.days = list(ImpressionLog(made / "shown", schema, EXAMPLES).scan())
+        self.bought = list(OutcomeLog(made / "bought").scan())
+        self.shown, self.happened = ImpressionLog(path / "i", schema, EXAMPLES), OutcomeLog(path / "o")
+        self.splits = SplitLog(path / "s", schema, EXAMPLES)
+
+    def day(self) -> None:
+        day = self.days.pop(0)
+        self.shown.append(day)
+        self.happened.append(self.bought.pop(0))
+        self.happened.append(heartbeat(int(day.snapshots.request_ts.max()) + 5_000))
+        join_stream(self.shown, self.happened, self.splits, 0)
+
+    def all(self) -> _Stream:
+        while self.days:
+            self.day()
+        self.splits.seal()
+        return self
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"), users=7, days=9)
+
+
+@pytest.fixture(scope="module")
+def expected(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The batches of a batch session: the order of one split of a table, over the whole log."""
+    stream = _Stream(tmp_path_factory.mktemp("whole"), world).all()
+    with world.store() as store:
+        source = StreamSource(store, stream.splits, 0.01, 1.0)
+        spec = SessionSpec("s", 0, 0, base_rows=5, block=2, interleave=1)
+        return [digest(b) for b in Loader(spec, source)]
+
+
+def test_batches_are_those_of_a_session_that_comes_later(world: World, expected: list[str], tmp_path: Path) -> None:
+    stream = _Stream(tmp_path, world)
+    got: list[str] = []
+    with world.store() as store:
+        session = follow(store, stream.splits, **SIZES)
+        reader = threading.Thread(target=lambda: got.extend(digest(b) for b in session))
+        reader.start()
+        while stream.days:
+            stream.day()
+            time.sleep(0.02)
+        stream.splits.seal()
+        reader.join(60)
+        assert got == expected
+        assert len(got) == session.n_batches == 7
+
+
+def test_it_goes_on_at_every_step_with_any_ranks(world: World, expected: list[str], tmp_path: Path) -> None:
+    stream = _Stream(tmp_path, world)
+    with world.store() as store:
+        for _ in range(5):
+            stream.day()
+        states = [follow(store, stream.splits, **SIZES).state_dict()]
+        session = follow(store, stream.splits, **SIZES)
+        for batch, want in zip(islice(session, 3), expected, strict=False):
+            assert digest(batch) == want
+            states.append(json.loads(json.dumps(session.state_dict())))
+        stream.all()
+        for t, state in enumerate(states):
+            again = follow(store, stream.splits, **{**SIZES, "threads": 1 + t})
+            again.load_state_dict(state)
+            assert [digest(b) for b in again] == expected[t:]
+        halves = [follow(store, stream.splits, rank=r, n_ranks=2, **SIZES) for r in range(2)]
+        for half in halves:
+            half.load_state_dict(states[1])
+        whole = follow(store, stream.splits, **SIZES)
+        whole.load_state_dict(states[1])
+        for batch, *parts in zip(whole, *halves, strict=True):
+            assert batch.request_id.tolist() == [i for p in parts for i in p.request_id.tolist()]
+        other = follow(store, stream.splits, **{**SIZES, "base_rows": 6})
+        with pytest.raises(InputError, match="base_rows"):
+            other.load_state_dict(states[1])
+
+
+def test_a_log_that_stands_still_is_waited_for_or_told(world: World, expected: list[str], tmp_path: Path) -> None:
+    stream = _Stream(tmp_path, world)
+    with world.store() as store:
+        session = follow(store, stream.splits, wait_s=0.1, **SIZES)
+        stream.day()
+        stream.day()
+        got: list[str] = []
+        with pytest.raises(StoreError, match=r"14 rows and had no new split for 0.1 s"):
+            got.extend(digest(b) for b in session)
+        stream.all()
+        got.extend(digest(b) for b in session)
+        assert got[-len(expected) + 1 :] == expected[1:]
+
+
+def test_leaving_does_not_wait_for_splits(world: World, tmp_path: Path) -> None:
+    stream = _Stream(tmp_path, world)
+    stream.day()
+    stream.day()
+    with world.store() as store, follow(store, stream.splits, **SIZES) as session:
+        assert len(next(iter(session))) == 10
+    assert not [t for t in threading.enumerate() if t.name.startswith("thinrow-dpp")]
+
+
+def test_a_killed_session_goes_on_where_it_was(world: World, expected: list[str], tmp_path: Path) -> None:
+    stream, rng = _Stream(tmp_path, world), np.random.default_rng(3)
+    command = [sys.executable, __file__, str(tmp_path), str(world.store_path), str(world.table_path)]
+    seen: dict[int, str] = {}
+
+    def lines(process: subprocess.Popen[str]) -> Iterator[tuple[int, str]]:
+        assert process.stdout is not None
+        for line in process.stdout:
+            t, found = line.split()
+            yield int(t), found
+
+    for _ in range(4):
+        stream.day()
+    for kills in range(3):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            if kills == 2:
+                stream.all()
+                seen.update({t: d for t, d in lines(process) if seen.get(t, d) == d})
+                assert process.wait(60) == 0
+            else:
+                # Killed once a batch has come, at whatever it does next.
+                for t, found in lines(process):
+                    assert seen.setdefault(t, found) == found
+                    time.sleep(float(rng.random()) * 0.02)
+                    process.send_signal(signal.SIGKILL)
+                    break
+    assert [seen[t] for t in sorted(seen)] == expected
+
+
+def test_erasure_takes_the_erased_rows_and_nothing_else(world: World, tmp_path: Path) -> None:
+    stream = _Stream(tmp_path, world).all()
+    with world.store() as store:
+        before = list(follow(store, stream.splits, **SIZES))
+        user = int(before[0].users[0])
+        done = erase_from_splits(stream.splits, store.pin(), np.array([user]))
+        assert done.removed == 9
+        with pytest.raises(Erased):
+            list(follow(store, stream.splits, **SIZES))
+        after = list(follow(store, stream.splits, on_missing="skip", **SIZES))
+    assert len(after) == len(before)
+    for whole, left in zip(before, after, strict=True):
+        stays = np.flatnonzero(np.asarray(whole.users) != user)
+        assert left.request_id.tolist() == whole.request_id[stays].tolist()
+        assert digest(left) == digest(whole.take(stays, whole.t))
+
+
+def test_the_log_keeps_its_order_and_its_end(world: World, tmp_path: Path) -> None:
+    stream = _Stream(tmp_path, world)
+    stream.day()
+    number, state = stream.splits.join_state()
+    assert number is not None
+    assert state is not None
+    examples = stream.splits.read(number).examples
+    with pytest.raises(CommitConflict):
+        stream.splits.append_after(number - 1 or None, examples, state)
+    assert stream.splits.append_after(number, examples.take(np.arange(0)), state) == number + 1
+    last = stream.splits.seal()
+    assert stream.splits.seal() == last == number + 2
+    with pytest.raises(StoreError, match="sealed"):
+        stream.splits.append_after(last, examples, state)
+    file = tmp_path / "s" / f"{number:016d}.log"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CorruptionError, match="torn"):
+        stream.splits.read(number)
+
+
+def _follow(place: Path, store: Path, table: Path) -> None:
+    """The process that is killed: prints each batch, then stores where it stands."""
+    with ExampleTable.open(table) as opened:
+        schema = opened.event_schema
+    session = follow(HistoryStore.open(store), SplitLog(place / "s", schema, EXAMPLES), **SIZES)
+    if (place / "state").exists():
+        session.load_state_dict(json.loads((place / "state").read_text()))
+    for batch in session:
+        print(batch.t, digest(batch), flush=True)
+        (place / "new").write_text(json.dumps(session.state_dict()))
+        os.replace(place / "new", place / "state")
+
+
+if __name__ == "__main__":
+    _follow(*map(Path, sys.argv[1:]))
