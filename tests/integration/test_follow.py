@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from thinrow.examples.log import ImpressionLog, OutcomeLog
 from thinrow.examples.splits import SplitLog
 from thinrow.examples.streaming import heartbeat, join_stream
 from thinrow.examples.table import ExampleTable
+from thinrow.history.missing import OnMissing
 from thinrow.history.store import HistoryStore
 from thinrow.testing.world import EXAMPLES, World, make_world
 
@@ -55,12 +57,18 @@ class _Stream:
         self.shown, self.happened = ImpressionLog(path / "i", schema, EXAMPLES), OutcomeLog(path / "o")
         self.splits = SplitLog(path / "s", schema, EXAMPLES)
 
-    def day(self) -> None:
+    def day(self, *, join: bool = True) -> None:
         day = self.days.pop(0)
         self.shown.append(day)
         self.happened.append(self.bought.pop(0))
         self.happened.append(heartbeat(int(day.snapshots.request_ts.max()) + 5_000))
-        join_stream(self.shown, self.happened, self.splits, 0)
+        if join:
+            join_stream(self.shown, self.happened, self.splits, 0)
+
+    def rows(self) -> int:
+        numbers = self.splits.numbers()
+        last = self.splits.read(numbers[-1]) if numbers else None
+        return 0 if last is None else last.rows_before + last.n_rows
 
     def all(self) -> _Stream:
         while self.days:
@@ -196,6 +204,68 @@ def test_erasure_takes_the_erased_rows_and_nothing_else(world: World, tmp_path: 
         assert digest(left) == digest(whole.take(stays, whole.t))
 
 
+@pytest.mark.parametrize("policy", ["skip", "fail"])
+def test_erasure_while_a_session_runs(world: World, tmp_path: Path, policy: OnMissing) -> None:
+    """Of a user who is erased between two batches, whatever comes later has nothing, though splits were read before."""
+    stream = _Stream(tmp_path, world).all()
+    shutil.copytree(world.store_path, tmp_path / "store")
+    with HistoryStore.open(tmp_path / "store") as store:
+        before = list(follow(store, stream.splits, **SIZES))
+        user = int(before[-1].users[0])
+        session = follow(store, stream.splits, on_missing=policy, **SIZES)
+        batches = iter(session)
+        assert digest(next(batches)) == digest(before[0])
+        store.erase([user], grace_s=0)
+        erase_from_splits(stream.splits, store.pin(), np.array([user]))
+        if policy == "fail":
+            with pytest.raises(Erased):
+                list(batches)
+            return
+        after = list(batches)
+    assert len(after) == len(before) - 1
+    # What the workers had rebuilt when the erasure came is on its way.
+    ahead = session.spec.window // session.spec.block
+    for whole, left in zip(before[1 + ahead :], after[ahead:], strict=True):
+        stays = np.flatnonzero(np.asarray(whole.users) != user)
+        assert digest(left) == digest(whole.take(stays, whole.t))
+
+
+def test_a_slow_trainer_stops_the_workers(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, rebuilt, rebuild = _Stream(tmp_path, world).all(), [], StreamSource.rebuild
+    monkeypatch.setattr(StreamSource, "rebuild", lambda *args: rebuilt.append(1) or rebuild(*args))
+    with world.store() as store:
+        session = follow(store, stream.splits, **{**SIZES, "base_rows": 1, "block": 1, "threads": 1})
+        batches = iter(session)
+        for n in range(1, 4):
+            next(batches)
+            time.sleep(0.3)
+            assert len(rebuilt) <= n + session.spec.window < 63
+        assert len(list(batches)) == 60
+
+
+def test_a_killed_join_loses_and_doubles_nothing(world: World, tmp_path: Path) -> None:
+    stream, rng, got = _Stream(tmp_path, world), np.random.default_rng(4), []
+    shown = [int(i) for day in stream.days for i in day.request_id]
+    command = [sys.executable, __file__, str(tmp_path), "join", str(world.table_path)]
+    with world.store() as store:
+        session = follow(store, stream.splits, **SIZES)
+        reader = threading.Thread(target=lambda: got.extend((digest(b), b.request_id.tolist()) for b in session))
+        reader.start()
+        while stream.days or stream.rows() < len(shown):
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as joiner:
+                assert joiner.stdout is not None
+                joiner.stdout.readline()
+                for _ in range(int(rng.integers(1, 4))):
+                    if stream.days:
+                        stream.day(join=False)
+                    time.sleep(float(rng.random()) * 0.05)
+                joiner.send_signal(signal.SIGKILL)
+        stream.splits.seal()
+        reader.join(60)
+        assert sorted(i for _, ids in got for i in ids) == sorted(shown)
+        assert [d for d, _ in got] == [digest(b) for b in follow(store, stream.splits, **SIZES)]
+
+
 def test_the_log_keeps_its_order_and_its_end(world: World, tmp_path: Path) -> None:
     stream = _Stream(tmp_path, world)
     stream.day()
@@ -229,5 +299,17 @@ def _follow(place: Path, store: Path, table: Path) -> None:
         os.replace(place / "new", place / "state")
 
 
+def _join(place: Path, table: Path) -> None:
+    """The join that is killed, at whatever it does after its first step."""
+    with ExampleTable.open(table) as opened:
+        schema = opened.event_schema
+    while True:
+        logs = ImpressionLog(place / "i", schema, EXAMPLES), OutcomeLog(place / "o")
+        join_stream(*logs, SplitLog(place / "s", schema, EXAMPLES), 0)
+        print("joined", flush=True)
+
+
 if __name__ == "__main__":
+    if sys.argv[2] == "join":
+        _join(Path(sys.argv[1]), Path(sys.argv[3]))
     _follow(*map(Path, sys.argv[1:]))

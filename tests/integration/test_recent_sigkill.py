@@ -133,7 +133,7 @@ def test_killed_at_random_moments(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_killed_many_times(tmp_path, seed):
-    kill_and_check(tmp_path, rounds=40, seed=seed)
+    kill_and_check(tmp_path, rounds=50, seed=seed)
 
 
 if __name__ == "__main__":

@@ -223,7 +223,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_many_times(tmp_path: Path, seed: int) -> None:
-    counts = kill_and_check(tmp_path, rounds=25, seed=seed)
+    counts = kill_and_check(tmp_path, rounds=50, seed=seed)
     print(counts)
 
 
