@@ -172,6 +172,10 @@ def test_a_killed_session_goes_on_where_it_was(world: World, expected: list[str]
     for _ in range(4):
         stream.day()
     for kills in range(3):
+        if kills == 1:
+            # The first one may have yielded all that there was.
+            for _ in range(3):
+                stream.day()
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             if kills == 2:
                 stream.all()
