@@ -52,7 +52,7 @@ class Projection:
     def __post_init__(self) -> None:
         for name in ("columns", "groups", "codes"):
             names = getattr(self, name)
-            if names is not None and names != ():
+            if names is not None and not (isinstance(names, tuple) and not names):
                 object.__setattr__(self, name, tuple(check.names(names, name)))
         if self.max_len is not None:
             _ONE(self.max_len, "max_len")

@@ -18,6 +18,7 @@ Why it is safe beside readers and writers of other processes:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,11 +106,19 @@ def collect(
     old = [n for n in old if held.base is None or n < held.base]
     pinned = sorted(n for n in {*old, *retired.list()} if n in held.readers)
     gone = sorted(n for n in {*old, *retired.list()} if n not in held.readers)
-    kept = [_body(log, retired, n) for n in pinned]
+    kept = []
+    for n in pinned:
+        try:
+            kept.append(_body(log, retired, n))
+        except ObjectNotFound:
+            # Another collector removed it, unless it is lost: then its readers still hold it.
+            if n in _Held.read(pins, in_use, void_below).readers:
+                raise
     if not dry_run:
         for n in old:
             if n in held.readers:
-                objects.put(retired.name_of(n), objects.get(log.name_of(n)))
+                with suppress(ObjectNotFound):  # another collector was here before
+                    objects.put(retired.name_of(n), objects.get(log.name_of(n)))
             log.drop(n)
         for n in gone:
             retired.drop(n)

@@ -401,6 +401,32 @@ def test_two_collectors_at_once() -> None:
         assert named(objects, "segments/") == ["3.seg"]
 
 
+@pytest.mark.parametrize("retired", [False, True])
+def test_a_reader_that_ends_between_two_collectors(retired: bool) -> None:
+    """One collector saw the pin, the other one saw it end, and removed what the first is about to keep."""
+    for at in range(collector_calls()):
+        objects = Interrupted()
+        archive = created(objects)
+        for user in (1, 2, 3):
+            replace(archive, user)
+        archive, other, reader = opened(objects), opened(objects), opened(objects)
+        with ExitStack() as held:
+            held.enter_context(reader.hold(reader.generation(3)))
+            if retired:
+                other.collect_garbage(keep=1, grace_s=0)
+
+            def end(held: ExitStack = held, other: Archive = other) -> None:
+                held.close()
+                other.collect_garbage(keep=1, grace_s=0)
+
+            objects.arm(at, end)
+            archive.collect_garbage(keep=1, grace_s=0)
+        archive.collect_garbage(keep=1, grace_s=0)
+        assert archive.numbers() == [4]
+        assert named(objects, "segments/") == ["3.seg"]
+        assert objects.list("retired/") == []
+
+
 def test_revoked_generations_are_erased_to_their_readers() -> None:
     objects, clock = MemoryObjects(), Clock()
     archive, reader = created(objects, clock), opened(objects, clock)
