@@ -21,7 +21,7 @@ from thinrow.dpp.batch import Batch
 from thinrow.dpp.engines import ThreadEngine
 from thinrow.dpp.order import Order, RowRefs
 from thinrow.dpp.row_filter import RowFilter
-from thinrow.dpp.spec import SessionSpec
+from thinrow.dpp.spec import SessionSpec, projection_of
 from thinrow.dpp.worker import Produced, Source, TableSource, Worker
 from thinrow.examples.datafiles import ROW_GROUP_ROWS
 from thinrow.examples.table import ExampleTable
@@ -300,8 +300,7 @@ def loader(
             ``rows`` and a short form.
         SchemaError: table and store have different numbers of buckets.
     """
-    if projection is not None and max_len is not None:
-        raise InputError(f"both projection and max_len={max_len}; put max_len into the projection")
+    projection = projection_of(projection, max_len)
     short = RowFilter(since_ms, until_ms, user_share, user_seed)
     if rows is not None and short != RowFilter():
         raise InputError(f"both rows={rows} and {short}; put all of it into rows")
@@ -313,7 +312,7 @@ def loader(
         table=table.name,
         snapshot_id=snapshot or 0,
         generation=generation.number,
-        projection=projection or Projection(max_len=max_len),
+        projection=projection,
         plan=plan,
         rows=rows or short,
         base_rows=base_rows,

@@ -165,6 +165,12 @@ class Order(Protocol):
         ...
 
 
+def rows_of_rank(first: int, stop: int, rank: int, n_ranks: int) -> tuple[int, int]:
+    """Of n rows [first, stop) those of rank r = ``rank`` of R = ``n_ranks``: ``[r n // R, (r + 1) n // R)``."""
+    n = stop - first
+    return first + rank * n // n_ranks, first + (rank + 1) * n // n_ranks
+
+
 @lru_cache(maxsize=4)
 def epoch_order(manifest: SplitManifest, seed: int, interleave: int, epoch: int) -> EpochOrder:
     """Splits in permutation(seed, epoch), ``interleave`` of them open at a time, one base batch from each in turn.
@@ -261,10 +267,8 @@ class VirtualOrder:
         return range(self._block_of(first) * self.block, v_stop if self.n_bases is None else min(v_stop, self.n_bases))
 
     def batch(self, t: int, rank: int = 0, n_ranks: int = 1) -> RowRefs:
-        """Rows of global batch ``t`` for rank r = ``rank`` of R = ``n_ranks``: ``[r n // R, (r + 1) n // R)`` of n."""
-        first, stop = self._rows_of(t)
-        n = stop - first
-        first, stop = first + rank * n // n_ranks, first + (rank + 1) * n // n_ranks
+        """Rows of global batch ``t`` for one rank."""
+        first, stop = rows_of_rank(*self._rows_of(t), rank, n_ranks)
         parts_v: list[IntArray] = []
         parts_row: list[IntArray] = []
         at = first

@@ -14,6 +14,15 @@ from thinrow.schema import Projection
 __all__ = ["RowFilter", "SessionSpec"]
 
 
+def projection_of(projection: Projection | None, max_len: int | None) -> Projection:
+    """The projection that was given, or the one that ``max_len`` is short for. Raises InputError where both are."""
+    if projection is None:
+        return Projection(max_len=max_len)
+    if max_len is not None:
+        raise InputError(f"both projection and max_len={max_len}; put max_len into the projection")
+    return projection
+
+
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
     """With the defaults a batch is a block of four base batches: 1,024 examples, most users' all together.

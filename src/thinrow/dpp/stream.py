@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreError
 from thinrow.dpp.client import Loader, Pinnable
-from thinrow.dpp.order import ROW_STREAM, Base, RowRefs, permutation
-from thinrow.dpp.spec import SessionSpec
+from thinrow.dpp.order import ROW_STREAM, Base, RowRefs, permutation, rows_of_rank
+from thinrow.dpp.spec import SessionSpec, projection_of
 from thinrow.examples.records import ExampleBatch
 from thinrow.examples.splits import Split, SplitLog
 from thinrow.features import FeaturePlan
@@ -234,9 +234,7 @@ class StreamOrder:
 
     def batch(self, t: int, rank: int = 0, n_ranks: int = 1) -> RowRefs:
         """Rows of global batch ``t`` for one rank, see ``VirtualOrder.batch``; its base batches must be there."""
-        first, stop = self._rows_of(t)
-        n = stop - first
-        first, stop = first + rank * n // n_ranks, first + (rank + 1) * n // n_ranks
+        first, stop = rows_of_rank(*self._rows_of(t), rank, n_ranks)
         places = [np.empty(0, np.int64)]
         for block in range(first // self._block_rows, -(-stop // self._block_rows)):
             start = block * self._block_rows
@@ -304,8 +302,7 @@ def follow(
     Raises:
         InputError: arguments out of bounds, or both ``projection`` and ``max_len``.
     """
-    if projection is not None and max_len is not None:
-        raise InputError(f"both projection and max_len={max_len}; put max_len into the projection")
+    projection = projection_of(projection, max_len)
     if not poll_s > 0:
         raise InputError(f"poll_s={poll_s}; it must be above 0")
     source = StreamSource(store, log, poll_s, wait_s)
@@ -313,7 +310,7 @@ def follow(
         table=log.id,
         snapshot_id=0,
         generation=0,
-        projection=projection or Projection(max_len=max_len),
+        projection=projection,
         plan=plan,
         base_rows=base_rows,
         block=block,

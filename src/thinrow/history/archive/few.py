@@ -145,10 +145,10 @@ class Few:
             return done, None
         head = found[:at].tolist()
         n_users, total = head[FOUND_USERS], head[FOUND_ROWS]
-        event_ts, columns, bytes_of, used_by = None, {}, stats.column_bytes, head[USED:]
+        event_ts, columns, used_by = None, {}, head[USED:]
         if head[FOUND_MIXED]:
-            bytes_of[EVENT_TS_ID] = bytes_of.get(EVENT_TS_ID, 0) + head[PLAN_TIMES]
-            bytes_of[ARRIVAL_ID] = bytes_of.get(ARRIVAL_ID, 0) + head[PLAN_ARRIVALS]
+            stats.book_bytes(EVENT_TS_ID, head[PLAN_TIMES])
+            stats.book_bytes(ARRIVAL_ID, head[PLAN_ARRIVALS])
         for name, column_id, first, dtype, size, elements, nulls, w, w_nulls in self._parts:
             begin = capacity * first
             values = out[begin : begin + total * size].view(dtype)
@@ -158,11 +158,10 @@ class Few:
                 said = out[capacity * nulls : capacity * nulls + total]
                 if said.any():
                     valid = said == 0
+            stats.book_bytes(column_id, used)
             if event_ts is None:
                 event_ts = values
-                bytes_of[column_id] = bytes_of.get(column_id, 0) + used
             else:
-                bytes_of[column_id] = used
                 columns[name] = Column(values.reshape(-1, elements) if elements else values, valid)
         assert event_ts is not None
         stats.pieces += head[FOUND_PIECES]

@@ -108,9 +108,8 @@ def plan_at_once(
     if n_mixed:
         times, arrivals, chunks = read.tolist()
         stats.bytes_read += chunks
-        bytes_of = stats.column_bytes
-        bytes_of[EVENT_TS_ID] = bytes_of.get(EVENT_TS_ID, 0) + times
-        bytes_of[ARRIVAL_ID] = bytes_of.get(ARRIVAL_ID, 0) + arrivals
+        stats.book_bytes(EVENT_TS_ID, times)
+        stats.book_bytes(ARRIVAL_ID, arrivals)
     piece_off, run_of_user, user_rows, watermark = by_user
     pieces = Pieces(
         users, piece_off, records, by_piece[_SEGMENT, : len(records)], run_off[: n_runs + 1], run_of_user,

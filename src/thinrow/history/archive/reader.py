@@ -61,9 +61,13 @@ class ReadStats:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.io.add(**other.io.counts())
         for column, size in other.column_bytes.items():
-            self.column_bytes[column] = self.column_bytes.get(column, 0) + size
+            self.book_bytes(column, size)
         for stage, s in other.seconds.items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + s
+
+    def book_bytes(self, column: int, size: int) -> None:
+        """Add bytes of blocks to those of a column id."""
+        self.column_bytes[column] = self.column_bytes.get(column, 0) + size
 
     def clock(self, stage: str, since: float) -> float:
         """Book the time since ``since`` under ``stage``; returns now."""
@@ -230,8 +234,7 @@ class RowReader:
         self.stats.bytes_read += used[-1]
         if found.keys >= 0:
             self._counted = np.zeros(len(self.pieces.records), np.int64)
-        bytes_of = self.stats.column_bytes
         for i, (spec, column) in enumerate(zip(specs, columns, strict=True)):
             if column is not None:
                 size = used[found.values[i]] + (used[found.nulls[i]] if found.nulls[i] >= 0 else 0)
-                bytes_of[spec.id] = bytes_of.get(spec.id, 0) + size
+                self.stats.book_bytes(spec.id, size)

@@ -307,7 +307,7 @@ class StepReader:
             )
             bad = int(used[bad]) if bad >= 0 else -1
             size = headers.length[k_of, used].sum()
-        self.stats.column_bytes[spec.id] = self.stats.column_bytes.get(spec.id, 0) + int(size)
+        self.stats.book_bytes(spec.id, int(size))
         if bad >= 0:
             run = int(runs[np.flatnonzero(chunk == bad)[0]])
             raise self._corrupt(run, spec.name, "the block's CRC does not match", chunks.group)
