@@ -55,6 +55,11 @@ def test_a_sample_of_damaged_blocks() -> None:
     assert [f for f in map(tries.run, range(2_000)) if f is not None] == []
 
 
+def test_what_is_not_a_number_both_ways_is_the_same() -> None:
+    """Once taken for a difference: damage that makes NaN, read from a mapped file and from fetched bytes."""
+    assert Tries(42).run(21_526) is None
+
+
 def test_a_try_is_the_same_every_time() -> None:
     tries = Tries(9)
     for number in range(20):

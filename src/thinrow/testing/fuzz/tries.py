@@ -197,8 +197,15 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return bool(np.array_equal(a, b))
     if isinstance(a, (pa.Array, pa.ChunkedArray)):
-        return bool(a.equals(b))
+        # Not a number, which damage may well make, is equal to itself here.
+        return bool(a.equals(b) or (_is_floating(a.type) and repr(a.to_pylist()) == repr(b.to_pylist())))
     return bool(a == b)
+
+
+def _is_floating(kind: pa.DataType) -> bool:
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_floating(kind))
 
 
 def _everything(archive: Archive, world: World) -> dict[str, Any]:
