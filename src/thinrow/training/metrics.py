@@ -468,8 +468,10 @@ def _label_means(values: npt.NDArray[Any], positive: Bool, train: Bool, smoothin
     known, number = np.unique(values[train], return_inverse=True)
     count = np.bincount(number, minlength=len(known))
     positives = np.bincount(number, positive[train], minlength=len(known))
-    rate = positive[train].mean()
-    means: F64 = (positives + smoothing * rate) / (count + smoothing)
+    n, n_positive = len(number), int(positive[train].sum())
+    rate = n_positive / n
+    # The formula with the rate taken out: a value whose mean is the rate is then tied with values that are not known.
+    means: F64 = rate + (positives.astype(np.int64) * n - count * n_positive) / (n * (count + smoothing))
     asked = values[~train]
     place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
     found: F64 = np.where(known[place] == asked, means[place], rate)
