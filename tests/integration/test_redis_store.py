@@ -69,8 +69,6 @@ def test_a_store_on_redis_is_like_any_other(server, tmp_path):
         assert store.verify_recent() == []
         assert store.read([1, 2, 3], 1_000).histories.to_jagged("item").to_arrow().to_pylist() == expected
         assert asked.requests.versions["last_arrival"].tolist() == [5, 5, 0]
-        with pytest.raises(StoreError, match="use the backup of the tier's server"):
-            store.backup(tmp_path / "copy")
     assert "password" not in (tmp_path / "s" / "recent.json").read_text()
     assert not (tmp_path / "s" / "recent").exists()
 

@@ -13,7 +13,8 @@ from thinrow.cli.common import store_option
 @click.argument("folder", type=click.Path(path_type=Path))
 @store_option
 @click.option("--backup", "number", type=int, help="Which backup of the folder; the newest by default.")
-def command(folder: Path, store_path: Path, number: int | None) -> None:
+@click.option("--recent", help="Redis server for the recent events, redis://HOST:PORT/DB; default: the folder.")
+def command(folder: Path, store_path: Path, number: int | None, recent: str | None) -> None:
     """Make a store from a backup in FOLDER; --store is a new path.
 
     Ingest again what came after the backup: events with ids are never doubled. Killed? Run it again.
@@ -21,11 +22,12 @@ def command(folder: Path, store_path: Path, number: int | None) -> None:
     \b
     Example:
       thinrow restore /mnt/other/copies --store restored
+      thinrow restore /mnt/other/copies --store restored --recent redis://cache:6379/0
     """
     from thinrow.core.units import format_bytes
     from thinrow.history.store import HistoryStore
 
-    report = HistoryStore.restore(folder, store_path, number)
+    report = HistoryStore.restore(folder, store_path, number, recent=recent)
     click.echo(
         f"backup {report.number} restored: generation {report.generation} with {report.events} events, "
         f"{format_bytes(report.bytes)}; next: thinrow verify --store {store_path}"

@@ -8,16 +8,23 @@
       content/<sha256>                    files outside the archive, by content, shared by all backups
 
 Worked example: the first backup copies all; the next one, a day of events later, copies the segments that are new, the
-recent tier (as one LMDB snapshot) and what else changed in the folder. A backup is the state of one moment: the recent
-tier is copied from a read transaction that began while the generation was the newest, so that tier and generation fit.
+recent tier (as one LMDB environment, wherever it is) and what else changed in the folder.
 
-What is logged before that moment is copied before it: no logged request saw what the backup does not hold.
+- A tier in LMDB: a backup is the state of one moment. The tier is copied from a read transaction that began while the
+  generation was the newest, so that tier and generation fit.
+- A tier on Redis has no moment for all users. Each user is copied as of a moment of its own, between begin and end; the
+  generation is the newest one *after* that, so that it holds whatever left the tier before a user's moment. What came
+  before the backup began is in it; what came meanwhile may be, of each user without a gap. Positions of sources are
+  read first: what they say is read is there.
+
+What is logged is copied before the tier: no logged request saw what the backup does not hold.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 import sqlite3
 import tempfile
@@ -25,7 +32,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +52,12 @@ from thinrow.history import place
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.verify import Damage, as_damage, verify_generation
 from thinrow.history.recent.lmdb import LmdbRecent
+from thinrow.history.recent.redis import RedisRecent
+from thinrow.history.recent.redis_link import RedisLocation
+from thinrow.history.recent.tier import RecentTier
+from thinrow.history.tiers import FILE as TIER_FILE
+from thinrow.history.tiers import FOLDER as TIER_FOLDER
+from thinrow.history.tiers import next_epoch, restored_tier
 from thinrow.storage.garbage import FOLDERS, strings_of
 from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import LocalObjects, ObjectStore, make_directory, sync_directory
@@ -53,6 +66,8 @@ _PIECE = 8 << 20
 _TRIES = 20
 #: Marks a folder that a restore has begun to fill: a killed one may be run again.
 _RESTORING = ".tmp-restoring"
+#: A server may have begun epochs since it was copied, one each time that it failed over or was restarted.
+_AHEAD_OF_SERVER = 1_024
 _SQLITE = b"SQLite format 3\0"
 #: Files that SQLite keeps beside an open database; their content is in the copy of the database.
 _SQLITE_SIDE = ("-wal", "-shm", "-journal")
@@ -124,22 +139,55 @@ def told(folder: Path) -> Iterator[None]:
         raise StoreError(f"cannot write {folder}: {e.strerror or e}; free space or check permissions, and retry") from e
 
 
+#: Removes from a tier what a generation has let go of.
+Forget = Callable[[Generation, RecentTier], None]
+
+
 def backup(
-    store_path: Path, archive: Archive, recent: LmdbRecent, folder: Path, progress: Callable[[int, int], None] | None
+    store_path: Path,
+    archive: Archive,
+    recent: RecentTier,
+    folder: Path,
+    forget: Forget,
+    progress: Callable[[int, int], None] | None,
 ) -> BackupReport:
     """Copy the store to ``folder``; see ``HistoryStore.backup``."""
+    if not isinstance(recent, LmdbRecent | RedisRecent):
+        raise StoreError(
+            f"the recent tier is a {type(recent).__name__}; only a tier in LMDB or on a Redis server can be "
+            "copied: compact, and copy the folder"
+        )
+    if folder.resolve().is_relative_to(store_path.resolve()):
+        raise InputError(
+            f"folder {folder} lies in the store at {store_path}: a backup would copy itself; name one outside it"
+        )
     make_directory(folder)
     _clear(folder)
+    _clear(store_path)
     copy = _Copy(folder)
     numbers = copy.log.list()
     before = {f.name: f for f in _files_of(copy.log.load(numbers[-1]))} if numbers else {}
     files = _copy_others(store_path, copy, before)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-")))
-        generation = _hold_and_copy(archive, recent, scratch / "recent", stack)
+        if isinstance(recent, LmdbRecent):
+            generation = _hold_and_copy(archive, recent, scratch / "recent", stack)
+        else:
+            # Written at random places: not on the backup's disk, which may be far away.
+            near = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=store_path, prefix=".tmp-")))
+            with LmdbRecent(near / "recent", archive.pin().schema, sync=False) as filled:
+                filled.fill(recent)
+                generation = _hold_newest(archive, stack)
+                forget(generation, filled)
+                filled.copy(scratch / "recent", lambda: True)
         files.append(copy.keep("recent/data.mdb", scratch / "recent" / "data.mdb"))
         _copy_archive(archive.objects, copy, generation.number, progress)
-    body = {"created_ms": system_clock(), "archive_generation": generation.number, "files": [asdict(f) for f in files]}
+    body = {
+        "created_ms": system_clock(),
+        "archive_generation": generation.number,
+        "recent": "lmdb" if isinstance(recent, LmdbRecent) else "redis",
+        "files": [asdict(f) for f in files],
+    }
     for n in range(numbers[-1] + 1 if numbers else 1, 10**9):
         try:
             copy.log.commit(n, {**body, "generation": n})
@@ -147,6 +195,16 @@ def backup(
         except CommitConflict:
             continue
     return BackupReport(n, generation.number, generation.n_rows, copy.files, copy.bytes, copy.shared_bytes)
+
+
+def _hold_newest(archive: Archive, stack: ExitStack) -> Generation:
+    while True:
+        generation = archive.pin()
+        try:
+            stack.enter_context(archive.hold(generation, "a backup"))
+            return generation
+        except ObjectNotFound:
+            continue
 
 
 def _hold_and_copy(archive: Archive, recent: LmdbRecent, path: Path, stack: ExitStack) -> Generation:
@@ -243,8 +301,8 @@ def _copy_others(store_path: Path, copy: _Copy, before: dict[str, _File]) -> lis
 def _others(store_path: Path) -> Iterator[Path]:
     for path in sorted(store_path.rglob("*")):
         inside = path.relative_to(store_path)
-        apart = inside.parts[0] in ("archive", "recent", "loads", place.CACHE, place.FILE)
-        if path.is_file() and not apart and not path.name.startswith(".tmp-"):
+        apart = inside.parts[0] in ("archive", TIER_FOLDER, "loads", place.CACHE, place.FILE, TIER_FILE)
+        if path.is_file() and not apart and not any(part.startswith(".tmp-") for part in inside.parts):
             yield path
 
 
@@ -293,10 +351,9 @@ def prune(folder: Path, keep: int) -> int:
     return freed
 
 
-def restore(
-    folder: Path, store_path: Path, number: int | None, next_epoch: Callable[[Generation], int]
-) -> BackupReport:
+def restore(folder: Path, store_path: Path, number: int | None, recent: str | None) -> BackupReport:
     """Make a store from a backup; see ``HistoryStore.restore``."""
+    location = None if recent is None else RedisLocation.parse(recent)
     copy = _Copy(folder)
     body = _load(copy, folder, number)
     target = LocalObjects(store_path / "archive")
@@ -305,17 +362,22 @@ def restore(
         # What is there may be the recent events of a store whose archive is in a bucket, or lost.
         raise StoreExists(f"a store, or something of one, is at {store_path} already; restore to another path")
     make_directory(store_path)
-    begun.touch()
-    shutil.rmtree(store_path / "recent", ignore_errors=True)
+    name, location = _begin(begun, location)
+    shutil.rmtree(store_path / TIER_FOLDER, ignore_errors=True)
     for file in _files_of(body):
         _restore_file(copy, file, store_path / file.name)
     generation = int(body["archive_generation"])
     held = Archive(copy.archive).generation(generation)
     manifest, described = _manifest(copy.archive, generation)
-    for name in sorted({n for n in strings_of(described) if n.startswith(FOLDERS)}):
-        copy.count(*_copy_object(copy.archive, target, name))
-    with LmdbRecent(store_path / "recent", held.schema) as recent:
-        recent.begin_epoch(next_epoch(held) - 1)
+    for object_name in sorted({n for n in strings_of(described) if n.startswith(FOLDERS)}):
+        copy.count(*_copy_object(copy.archive, target, object_name))
+    with LmdbRecent(store_path / TIER_FOLDER, held.schema) as tier:
+        ahead = _AHEAD_OF_SERVER if body.get("recent") == "redis" else 1
+        epoch = tier.begin_epoch(next_epoch(held) - 1, ahead)
+        if location is not None:
+            restored_tier(store_path, Archive(target), location, tier, epoch, name)
+    if location is not None:
+        shutil.rmtree(store_path / TIER_FOLDER)
     log = ManifestLog(target)
     log.raise_floor(generation)
     target.put_if_absent(log.name_of(generation), manifest)
@@ -323,6 +385,29 @@ def restore(
     return BackupReport(
         body["generation"], generation, held.n_rows, copy.files + len(body["files"]), copy.bytes, copy.shared_bytes
     )
+
+
+def _begin(begun: Path, location: RedisLocation | None) -> tuple[str, RedisLocation | None]:
+    """Note that a restore has begun, and where to: its name, and the place of its recent tier. One that goes on where a
+    killed one ended has the same."""
+    if location is not None and not location.name:
+        location = replace(location, name=secrets.token_hex(8))
+    if begun.exists() and (held := begun.read_text()):
+        name, _, url = held.partition(" ")
+        there = RedisLocation.parse(url)
+        if location is None or (location.server, location.db) != (there.server, there.db):
+            raise StoreExists(
+                f"a restore into {begun.parent} with its recent events at {there} was begun; go on with that, or "
+                "restore to another path"
+            )
+        return name, replace(location, name=there.name)
+    name = secrets.token_hex(16)
+    text = "" if location is None else f"{name} {location}"
+    with begun.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return name, location
 
 
 def _load(copy: _Copy, folder: Path, number: int | None) -> dict[str, Any]:

@@ -233,13 +233,19 @@ def retain(
     if dry_run:
         return _report([buried])
     generation = archive.pin()
-    known = recent.known_users()
-    gone = generation.tombstones(known)
-    _erase_recent(generation, recent, known[np.flatnonzero(np.diff(gone.offsets))])
+    forget_gone(generation, recent)
     if also is not None:
         also(generation, as_users([], generation.schema.user_kind))
     files, size = purge(archive, grace_s)
     return _report([buried], 0, files, size)
+
+
+def forget_gone(generation: Generation, recent: RecentTier) -> None:
+    """Drop from the tier what it keeps of events that ``generation`` has let go of."""
+    known = recent.known_users()
+    gone = np.flatnonzero(np.diff(generation.tombstones(known).offsets))
+    if len(gone):
+        _erase_recent(generation, recent, known[gone])
 
 
 def expire_rewritten(archive: Archive, before: Generation, now_ms: int, slack: float) -> None:

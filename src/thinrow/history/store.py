@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from thinrow.core import check as must
 from thinrow.core.clock import Clock, system_clock
-from thinrow.core.errors import InputError, StoreError, StoreExists, StoreNotFound
+from thinrow.core.errors import InputError, StoreExists, StoreNotFound
 from thinrow.core.users import Users, as_users, distinct
 from thinrow.history.archive import arrow
 from thinrow.history.archive.find import find_event
@@ -46,6 +46,7 @@ from thinrow.history.erasure import (
     erase,
     expire_rewritten,
     finish,
+    forget_gone,
     refuse_unfinished_loads,
     retain,
     retention_of,
@@ -56,11 +57,10 @@ from thinrow.history.journal import Journal, Pending
 from thinrow.history.load import MEMORY_BYTES, LoadOptions, LoadProgress, bulk_load
 from thinrow.history.place import archive_objects, forget, remember, remembered
 from thinrow.history.rebucket import RebucketReport, rebucket
-from thinrow.history.recent.lmdb import LmdbRecent
 from thinrow.history.recent.tier import Advance, AppendResult, RecentTier
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.snapshot import MAX_INLINE_EVENTS, Snapshot, take_snapshot
-from thinrow.history.tiers import forget_tier, new_tier, next_epoch, open_tier
+from thinrow.history.tiers import forget_tier, new_tier, open_tier
 from thinrow.history.usage import UsageRecorder
 from thinrow.history.verify import verify_recent
 from thinrow.schema import EventSchema, Projection
@@ -362,43 +362,47 @@ class HistoryStore:
         Files that never change are copied once: backups into one folder share them. Logs and tables below the store's
         directory are copied too. ``thinrow.history.backup`` says how.
 
+        Where the recent tier is on a Redis server there is no one moment for all users: all that had come when the call
+        began is in the copy, and of what comes meanwhile each user's first events.
+
         Args:
             keep: remove older backups of the folder afterwards, all but the newest so many; None leaves them.
 
         Raises:
             InputError: the folder is the store's own or lies in it: a backup would copy itself.
-            StoreError: the disk refuses, the recent tier is none of LMDB, or logs and tables never stood still.
+            StoreError: the disk refuses, the recent tier is neither in LMDB nor on Redis, its server does not answer or
+                was emptied, or logs and tables never stood still.
         """
-        if not isinstance(self.recent, LmdbRecent):
-            raise StoreError(
-                "only a store whose recent tier is LMDB can be copied; use the backup of the tier's server"
-            )
-        if Path(folder).resolve().is_relative_to(self.path.resolve()):
-            raise InputError(
-                f"folder {folder} lies in the store at {self.path}: a backup would copy itself; name one outside it"
-            )
         with told(Path(folder)):
-            report = backup(self.path, self.archive, self.recent, Path(folder), progress)
+            report = backup(self.path, self.archive, self.recent, Path(folder), forget_gone, progress)
             if keep is not None:
                 prune(Path(folder), keep)
         return report
 
     @staticmethod
-    @must.checked(folder=must.path, path=must.path, number=_POSITIVE)
-    def restore(folder: str | Path, path: str | Path, number: int | None = None) -> BackupReport:
+    @must.checked(folder=must.path, path=must.path, number=_POSITIVE, recent=_TEXT)
+    def restore(
+        folder: str | Path, path: str | Path, number: int | None = None, *, recent: str | None = None
+    ) -> BackupReport:
         """Make a store at ``path`` from backup ``number`` of ``folder``, or from its newest.
 
         The restored store counts from a new epoch on: numbers that the original gave out after the backup are not
         given again, so that requests logged there cannot be taken for requests of this store. What the original took
         in after the backup is to be appended again from its source; events whose ids are there already are skipped.
 
+        Args:
+            recent: the Redis server that is to hold the recent tier, as for ``create``; without it the tier is in the
+                folder. Either is right for a backup of either.
+
         Raises:
+            InputError: ``recent`` is no such URL.
             StoreNotFound: ``folder`` holds no such backup.
-            StoreExists: ``path`` is not empty, and not what a killed restore left.
+            StoreExists: ``path`` is not empty, and not what a killed restore left; or the server has that name already.
+            StoreError: the server does not answer, or is not set to what its URL says.
             CorruptionError: the copy is damaged; nothing was restored that would open.
         """
         with told(Path(path)):
-            return restore(Path(folder), Path(path), number, next_epoch)
+            return restore(Path(folder), Path(path), number, recent)
 
     @must.checked(keep=_POSITIVE, grace_s=must.seconds, dry_run=must.flag)
     def collect_garbage(self, *, keep: int = 2, grace_s: float = 3_600.0, dry_run: bool = False) -> Garbage:

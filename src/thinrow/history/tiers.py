@@ -90,6 +90,30 @@ def open_tier(path: Path, archive: Archive, url: str | None, sync: bool) -> Rece
     return opened
 
 
+def restored_tier(
+    path: Path, archive: Archive, location: RedisLocation, source: LmdbRecent, epoch: int, restore: str
+) -> None:
+    """Fill a new tier at ``location`` with what ``source`` holds, for the store that is being restored at ``path``.
+
+    Args:
+        epoch: from which it counts.
+        restore: a name of this restore, the same when it is run again.
+
+    Raises:
+        StoreExists: the server holds a tier of that name.
+        StoreError: it does not answer, or is not set to what the URL says.
+    """
+
+    def claim(least: int) -> int:
+        return claim_epoch(archive.objects, max(least, epoch))
+
+    schema = source.schema
+    with RedisRecent(location, schema, claim, restoring=restore.encode()) as tier:
+        tier.fill(source)
+        tier.restored()
+    _NOTE.write(path, location)
+
+
 def next_epoch(generation: Generation) -> int:
     """The number after which a tier that replaces a lost one counts.
 

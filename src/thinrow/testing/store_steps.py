@@ -101,7 +101,7 @@ class Steps:
         store.max_inline = self.max_inline
 
     def recent_url(self) -> str | None:
-        """Where recent events are kept, of a subclass whose stores have a server for them; these have no backups."""
+        """Where recent events are kept, of a subclass whose stores have a server for them."""
         return None
 
     # -- what is there --
@@ -533,8 +533,6 @@ class Steps:
 
     def backup(self, rng: np.random.Generator) -> None:
         """Back up."""
-        if self.recent_url() is not None:
-            return
         number = self.store.backup(self.folder / "copy").number
         self.saved.append((number, self.model.copy(), next(self.serial), dict(self.schemas)))
 
@@ -556,7 +554,7 @@ class Steps:
         self.foreign = [(b, s) for b, s in self.foreign if (b.versions["snapshot_arrival"] >> EPOCH_BITS < epoch).all()]
         self.top = {u: (epoch << EPOCH_BITS) for u in self.users}
         self.path = self.folder / f"s{next(self.serial)}"
-        HistoryStore.restore(self.folder / "copy", self.path, number)
+        HistoryStore.restore(self.folder / "copy", self.path, number, recent=self.recent_url())
         self.model, self.schemas = model.copy(), dict(schemas)
         self._use(HistoryStore.open(self.path, sync=False, clock=lambda: self.now))
 

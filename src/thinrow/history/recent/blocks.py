@@ -24,6 +24,7 @@ from thinrow.history.recent.batch import Batch, check_batch, check_bounds, id_va
 from thinrow.history.recent.keys import arrival_keys, pack_pairs, unpack_pairs, user_keys, users_of_keys
 from thinrow.history.recent.positions import positions_of, refuse_moved, sealed_positions
 from thinrow.history.recent.rows import Rows, block_bounds, decode_blocks, encode_blocks, schema_id_of, split_block
+from thinrow.history.recent.stored import Stored, parts_of, put_part
 from thinrow.history.recent.tier import Advance, AppendResult, RecentRead, Resolve
 from thinrow.jagged import HIDE_DTYPE, Column, Events
 from thinrow.jagged.events import never_hidden
@@ -91,6 +92,8 @@ class Writing(Reading, Protocol):
 
 class BlockTier(ABC):
     """A RecentTier over ``Reading`` and ``Writing``."""
+
+    _schemas: dict[int, EventSchema]
 
     def __init__(self, schema: EventSchema, name: str) -> None:
         self._schema = schema
@@ -376,6 +379,27 @@ class BlockTier(ABC):
             while some := list(islice(pairs, _PAIRS_AT_ONCE)):
                 unpack_pairs([value for _, value in some], self._name, "the event ids")
             positions_of(list(txn.scan("positions")), self._name)
+
+    def stored(self) -> Iterator[Stored]:
+        """All that is held, as bytes, in parts; of each user as of one moment after this was called, and of all users
+        as of one where the tier is ``atomic_over_users``. Appends go on meanwhile."""
+        with self._read() as txn:
+            yield from parts_of(txn)
+
+    def fill(self, source: BlockTier) -> None:
+        """Take over all that ``source`` holds. This tier must be new, and used by nobody else."""
+        for part in source.stored():
+            self._put_stored(part)
+        # After the events: one may be of a schema that came meanwhile.
+        source._newest_schema()
+        for number in sorted(source._schemas):
+            self._learn(source._schemas[number])
+        if source._floor > self._floor:
+            self._write(lambda txn: txn.raise_floor(source._floor))
+            self._floor = max(self._floor, source._floor)
+
+    def _put_stored(self, part: Stored) -> None:
+        self._write(lambda txn: put_part(txn, part))
 
     def trim(self, users: Users, through: npt.NDArray[np.int64]) -> None:
         """See ``RecentTier.trim``."""

@@ -141,17 +141,18 @@ class LmdbRecent(BlockTier):
             os.close(descriptor)
         return True
 
-    def begin_epoch(self, above: int) -> int:
+    def begin_epoch(self, above: int, ahead: int = 1) -> int:
         """Count from a new epoch on, for all users, those not known yet included; returns its first number.
 
         A tier that was copied needs it: what its original gave out after the copy must not be given out again.
 
         Args:
             above: a number of the archive, or elsewhere, that the epoch must exceed too.
+            ahead: by how many epochs: the original of a copy may have begun some since.
         """
         with self._read() as view:
             counters = [unpack_pairs([v], self._name, "the user counters")[0].max() for _, v in view.scan("users")]
-        epoch = ((max([above, self._floor, *map(int, counters)]) >> EPOCH_BITS) + 1) << EPOCH_BITS
+        epoch = ((max([above, self._floor, *map(int, counters)]) >> EPOCH_BITS) + ahead) << EPOCH_BITS
         users = self.known_users()
         for part in (users[a : a + _USERS_AT_ONCE] for a in range(0, len(users), _USERS_AT_ONCE)):
             self.raise_counters(part, np.full(len(part), epoch, np.int64))

@@ -39,6 +39,7 @@ from thinrow.core.users import Users, as_users
 from thinrow.history.recent.blocks import BlockTier, Reading, Writing, check_evolution
 from thinrow.history.recent.keys import is_sealed, seal, user_keys, users_of_keys
 from thinrow.history.recent.redis_link import Patience, RedisLink, RedisLocation, pack
+from thinrow.history.recent.redis_stored import parts_on_server
 from thinrow.history.recent.redis_transaction import (
     BEGIN,
     RAISE,
@@ -52,6 +53,7 @@ from thinrow.history.recent.redis_transaction import (
     reign_of,
 )
 from thinrow.history.recent.rows import FORMAT
+from thinrow.history.recent.stored import Stored
 from thinrow.history.recent.tier import Advance, AppendResult, Resolve
 from thinrow.jagged import Column
 from thinrow.schema import EventSchema
@@ -61,13 +63,23 @@ T = TypeVar("T")
 Claim = Callable[[int], int]
 #: Rewriting what the server keeps on disk may take this long.
 _REWRITE_S = 3_600.0
+#: Field of a tier that a restore fills, or has filled: the restore's name.
+_RESTORING, _RESTORED = b"restoring", b"restored"
 _BUSY = ("rdb_bgsave_in_progress", "aof_rewrite_in_progress", "aof_rewrite_scheduled")
 
 
 class RedisRecent(BlockTier):
     """A RecentTier on the server at ``location``. Any number of processes may open it at once."""
 
-    def __init__(self, location: RedisLocation | str, schema: EventSchema, claim: Claim, *, new: bool = False) -> None:
+    def __init__(
+        self,
+        location: RedisLocation | str,
+        schema: EventSchema,
+        claim: Claim,
+        *,
+        new: bool = False,
+        restoring: bytes = b"",
+    ) -> None:
         """Open it, or begin a new one.
 
         Args:
@@ -76,9 +88,11 @@ class RedisRecent(BlockTier):
             claim: called where numbers must begin in a new epoch: for a new tier, one that was lost, and a server that
                 may have lost the last numbers.
             new: refuse a tier that is there.
+            restoring: name of a restore that is about to ``fill`` a new tier, which is open to nobody else until
+                ``restored``; what a killed run of this restore left is removed.
 
         Raises:
-            StoreError: the server does not answer, or is not set to what the location says.
+            StoreError: the server does not answer, or is not set to what the location says; or a restore is filling it.
             StoreExists: ``new``, and it is there.
             UserKindError, SchemaError: the tier holds ids of the other kind, or the schema contradicts a stored one.
             NewerFormatError: written by a newer thinrow.
@@ -89,7 +103,7 @@ class RedisRecent(BlockTier):
             raise StoreError(f"{location} names no store; add ?name=NAME")
         super().__init__(schema, location.tier)
         self.location = location
-        self._claim = claim
+        self._claim, self._restoring = claim, restoring
         self._link: RedisLink | None = RedisLink(location, SCRIPTS)
         self._keys = RedisKeys(location.name, schema.user_kind)
         self._schemas: dict[int, EventSchema] = {schema.schema_id: schema}
@@ -97,8 +111,12 @@ class RedisRecent(BlockTier):
         self._lock = threading.RLock()
         try:
             check_server(self._link)
-            meta, info = self._link.read([pack(b"HMGET", self._keys.meta, b"tier"), pack(b"INFO", b"replication")])
-            if new and meta[0] is not None:
+            asked = pack(b"HMGET", self._keys.meta, b"tier", _RESTORING, _RESTORED)
+            meta, info = self._link.read([asked, pack(b"INFO", b"replication")])
+            if restoring and restoring in meta[1:]:
+                self._wipe()
+                meta = [None]
+            if (new or restoring) and meta[0] is not None:
                 raise StoreExists(
                     f"{location} holds events of a store already; open that, or choose another name, or delete its keys"
                 )
@@ -122,11 +140,49 @@ class RedisRecent(BlockTier):
 
     def destroy(self) -> None:
         """Delete all keys of the store, and close."""
+        self._wipe()
+        self.close()
+
+    def _wipe(self) -> None:
         link = self._live()
         txn = RedisTransaction(link, self._keys, self)
         for some in txn.everything():
             link.read([pack(b"DEL", key) for key in some])
-        self.close()
+
+    def restored(self) -> None:
+        """Open the tier to everybody, after a restore has filled it."""
+        name = self._restoring
+        self._live().read([pack(b"HSET", self._keys.meta, _RESTORED, name), pack(b"HDEL", self._keys.meta, _RESTORING)])
+
+    def stored(self) -> Iterator[Stored]:
+        """See ``BlockTier.stored``: each user as of a moment of its own; no position is beyond the events.
+
+        Raises:
+            StoreError: the server does not answer, or was emptied meanwhile.
+        """
+        with self._one_life("copied of it is not whole: append again what was lost, then copy"):
+            txn = RedisTransaction(self._live(), self._keys, self)
+            yield from parts_on_server(self._live(), self._keys, txn, self._name)
+
+    def fill(self, source: BlockTier) -> None:
+        """See ``BlockTier.fill``. Raises StoreError where the server does not answer, or was emptied meanwhile."""
+        with self._one_life("written there is not whole: run it again"):
+            super().fill(source)
+
+    @contextmanager
+    def _one_life(self, consequence: str) -> Iterator[None]:
+        before = self._live().ask(b"HGET", self._keys.meta, b"tier")
+        yield
+        if before is None or self._live().ask(b"HGET", self._keys.meta, b"tier") != before:
+            raise StoreError(
+                f"Redis at {self.location.server} has lost the recent tier {self.location.name!r} meanwhile; what was "
+                f"{consequence}"
+            )
+
+    def _put_stored(self, part: Stored) -> None:
+        # A server takes a million arguments in one call, of one user.
+        for piece in part.pieces():
+            super()._put_stored(piece)
 
     def append(
         self,
@@ -266,6 +322,7 @@ class RedisRecent(BlockTier):
                 b"user_kind": self._schema.user_kind.encode(),
                 b"floor": b"%d" % self._claim(self._floor and self._floor + 1),
                 f"reign:{reign}".encode(): b"1",
+                **({_RESTORING: self._restoring} if self._restoring else {}),
                 **dict(_sealed_schema(s) for s in self._schemas.values()),
             }
             flat = [part for pair in fields.items() for part in pair]
@@ -275,6 +332,11 @@ class RedisRecent(BlockTier):
         """Read and check what the tier says of itself."""
         flat = self._live().ask(b"HGETALL", self._keys.meta)
         meta = dict(zip(flat[::2], flat[1::2], strict=True))
+        if meta.get(_RESTORING, self._restoring) != self._restoring:
+            raise StoreError(
+                f"{self._name} is being filled by a restore, or by one that was killed: run thinrow restore again, to "
+                "the same folder"
+            )
         form, kind = int(meta.get(b"format", b"0")), meta.get(b"user_kind", b"").decode()
         if form > FORMAT:
             raise NewerFormatError(f"{self._name} has recent format {form}, newer than {FORMAT}; update thinrow")
