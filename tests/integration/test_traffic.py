@@ -6,6 +6,8 @@ is measured.
 
 from __future__ import annotations
 
+import http.client
+import json
 import resource
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import uvicorn
 
 from thinrow.core.units import DAY_MS, HOUR_MS
 from thinrow.examples.log import ImpressionLog
@@ -26,6 +29,7 @@ from thinrow.history.reconstruct import reconstruct
 from thinrow.history.requests import RequestBatch
 from thinrow.history.snapshot import MAX_INLINE_EVENTS
 from thinrow.history.store import HistoryStore
+from thinrow.online import Limits, create_app
 from thinrow.schema import EventSchema, ExampleSchema, Projection
 from thinrow.sources.calls import CallSource
 from thinrow.sources.ingest import Ingest, IngestOptions
@@ -83,8 +87,73 @@ def one_busy_user(folder: Path, total: int, recent: str | None) -> None:
     assert (late - early) * 2**20 < 12 * PART_BYTES
 
 
-def measured(folder: Path, total: int, recent: str = "") -> None:
-    command = [sys.executable, __file__, str(folder), str(total), recent]
+def one_served_user(folder: Path, total: int, recent: str | None) -> None:
+    """Ask the service for a user with ``total`` events, recent ones and then archived ones, past its bound and within.
+
+    What a request that is refused costs is what its user's recent events take, and nothing once they are archived.
+    """
+    limits = Limits(events=1 << 16)
+    with HistoryStore.create(folder / "store", SCHEMA, 2, recent=recent, sync=False) as store:
+        for first in range(0, total, BATCH):
+            store.append(busy(first, BATCH, total))
+        with Served(store, limits) as served:
+            status, answer = served.ask({"users": [7]})
+            assert status == 429, answer
+            assert f"{total} recent events would be logged, {total} of them of user 7" in answer["error"]["message"]
+            # The compaction that the request asked for.
+            until = time.monotonic() + 120
+            while len(store.recent.users()) and time.monotonic() < until:
+                time.sleep(0.05)
+            before = memory_mb()
+            for _ in range(20):
+                status, answer = served.ask({"users": [7, 8]})
+                assert status == 413
+                assert f"the histories have {total} events, {total} of them of user 7" in answer["error"]["message"]
+            refused = memory_mb()
+            newest = {"columns": ["item"], "max_len": 5_000}
+            for _ in range(20):
+                status, answer = served.ask({"users": [7, 8], "projection": newest})
+                assert status == 200
+            ts = busy(0, total, total)["ts"].to_numpy()
+            order = np.lexsort((np.arange(total), ts))[-5_000:]
+            assert [r["history"]["item"] for r in answer["requests"]] == [order.tolist(), []]
+            assert served.ask({"users": [7], "projection": {"max_len": limits.events}})[0] == 200
+            assert served.ask({"users": [7], "projection": {"max_len": limits.events + 1}})[0] == 413
+    late = memory_mb()
+    print(f"{total} events: {before:.0f} MB before, {refused:.0f} MB after refusals, {late:.0f} MB at the end")
+    assert refused - before < 20, "what is refused is not read"
+    assert late - before < 250, "65,536 events as JSON, and no more"
+
+
+class Served:
+    """The service on a store, in threads of this process."""
+
+    def __init__(self, store: HistoryStore, limits: Limits) -> None:
+        self._server = uvicorn.Server(uvicorn.Config(create_app(store, limits=limits), port=0, log_level="error"))
+        self._thread = threading.Thread(target=self._server.run)
+
+    def __enter__(self) -> Served:
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+    def ask(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/v1/snapshots", json.dumps({"request_ts": 2 * HOUR_MS, **body}))
+        answer = connection.getresponse()
+        found = answer.status, json.loads(answer.read())
+        connection.close()
+        return found
+
+
+def measured(folder: Path, total: int, recent: str = "", what: str = "appended") -> None:
+    command = [sys.executable, __file__, str(folder), str(total), recent, what]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
@@ -97,6 +166,10 @@ def test_a_busy_user_is_compacted_and_logged_short(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_million_events_of_one_user_in_an_hour(tmp_path: Path) -> None:
     measured(tmp_path, 1_000_000)
+
+
+def test_the_service_answers_for_a_user_of_a_million_events_within_its_bound(tmp_path: Path) -> None:
+    measured(tmp_path, 1_000_000, what="served")
 
 
 @needs_redis
@@ -169,4 +242,5 @@ def test_a_request_of_a_clock_that_was_set_back_sees_less_and_comes_back(tmp_pat
 
 
 if __name__ == "__main__":
-    one_busy_user(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] or None)
+    play = {"appended": one_busy_user, "served": one_served_user}[sys.argv[4]]
+    play(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] or None)

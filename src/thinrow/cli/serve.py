@@ -30,6 +30,7 @@ def command() -> None:
 @click.option("--threads", type=click.IntRange(min=1), default=4, show_default=True, help="Snapshots at once.")
 @click.option("--waiting", type=click.IntRange(min=0), default=64, show_default=True, help="Snapshots that may wait.")
 @click.option("--max-users", type=click.IntRange(min=1), default=1024, show_default=True, help="Of one call.")
+@click.option("--max-events", type=click.IntRange(min=1), default=1 << 18, show_default=True, help="Of one answer.")
 @click.option("--max-body", type=click.IntRange(min=1), default=8, show_default=True, help="MB of one call.")
 def snapshots(
     store_path: Path,
@@ -43,6 +44,7 @@ def snapshots(
     threads: int,
     waiting: int,
     max_users: int,
+    max_events: int,
     max_body: int,
 ) -> None:
     """Serve snapshots to rankers in any language, and log what they showed (docs/serving.md).
@@ -57,5 +59,5 @@ def snapshots(
     from thinrow.online.app import Limits
     from thinrow.online.server import ServeOptions, serve
 
-    limits = Limits(body_bytes=max_body << 20, users=max_users, threads=threads, waiting=waiting)
+    limits = Limits(body_bytes=max_body << 20, users=max_users, events=max_events, threads=threads, waiting=waiting)
     serve(ServeOptions(store_path, log_path, table_path, example_schema, host, port, commit_s, drain_s, limits))

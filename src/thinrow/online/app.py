@@ -12,7 +12,8 @@
 =====================  ==============================================================================
 
 Errors are JSON: ``{"error": {"type": "InputError", "message": "..."}}``, 400 for what a caller sent, 413 for too much
-of it, 410 for what was erased, 429 where more is under way than there may be, 503 where the store or its disk refuses.
+of it or asked for, 410 for what was erased, 429 where more is under way than there may be, 503 where the store or its
+disk refuses.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from thinrow.history.store import HistoryStore
 from thinrow.online import wire
 from thinrow.online.journal import Journal
 from thinrow.online.openapi import describe, openapi
-from thinrow.online.snapshots import AsyncSnapshots
+from thinrow.online.snapshots import AsyncSnapshots, TooLarge
 from thinrow.online.tables import TableWriter
 from thinrow.schema import ExampleSchema
 
@@ -57,19 +58,17 @@ class Limits:
     """Attributes:
     body_bytes: of one request.
     users: of one snapshot.
+    events: of the histories of one snapshot, each cut to the projection's ``max_len``, and of its recent events.
     threads, waiting: snapshots that run, and that wait, at once; more are answered 429.
     writes: impressions and outcomes under way at once.
     """
 
     body_bytes: int = 8 << 20
     users: int = 1_024
+    events: int = 1 << 18
     threads: int = 4
     waiting: int = 64
     writes: int = 512
-
-
-class _TooLarge(InputError):
-    """More than a limit."""
 
 
 class _Service:
@@ -82,7 +81,7 @@ class _Service:
         clock: Clock,
     ) -> None:
         self.store, self.journal, self.examples, self.limits, self.clock = store, journal, examples, limits, clock
-        self.snapshots = AsyncSnapshots(store, threads=limits.threads, waiting=limits.waiting)
+        self.snapshots = AsyncSnapshots(store, threads=limits.threads, waiting=limits.waiting, max_events=limits.events)
         self.draining = False
         self.writes = 0
         self.registry = CollectorRegistry()
@@ -106,7 +105,7 @@ class _Service:
         body = wire.parse_json(await self._body(request))
         users = wire.field_of(body, "users", list)
         if len(users) > self.limits.users:
-            raise _TooLarge(f"{len(users)} users; at most {self.limits.users} a call")
+            raise TooLarge(f"{len(users)} users; at most {self.limits.users} a call")
         times = wire.field_of(body, "request_ts", (int, list), None)
         times = self.clock() if times is None else times
         ids = wire.field_of(body, "request_id", list, None)
@@ -118,9 +117,12 @@ class _Service:
         say = wire.snapshot_arrow if accepts_arrow else wire.snapshot_json
         if wire.field_of(body, "histories", bool, True):
             taken, built = await self.snapshots.read(users, times, projection)
-            answer = await asyncio.to_thread(say, taken, built.histories, ids, names)
+            histories = built.histories
         else:
-            answer = say(await self.snapshots.snapshot(users, times), None, ids, names)
+            taken, histories = await self.snapshots.snapshot(users, times), None
+        seen = await asyncio.to_thread(wire.encode_seen, taken.requests, taken.generation.schema)
+        self._refuse_token(seen, int(taken.requests.inline.lengths.sum()))
+        answer = await asyncio.to_thread(say, taken, seen, histories, ids, names)
         return Response(answer, media_type=wire.ARROW if accepts_arrow else "application/json")
 
     async def impressions(self, request: Request) -> Response:
@@ -150,7 +152,7 @@ class _Service:
         return JSONResponse(describe(self.store.schema, self.examples))
 
     async def openapi(self, request: Request) -> Response:
-        return JSONResponse(openapi(self.store.schema, self.examples))
+        return JSONResponse(openapi(self.store.schema, self.examples, self.limits.users, self.limits.events))
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -164,6 +166,15 @@ class _Service:
 
     async def metrics(self, request: Request) -> Response:
         return Response(generate_latest(self.registry), media_type="text/plain; version=0.0.4")
+
+    def _refuse_token(self, seen: bytes, events: int) -> None:
+        """A token that no impression could bring back is not given."""
+        size, most = 4 * len(seen) // 3, self.limits.body_bytes
+        if self.journal is not None and size > most:
+            raise Overloaded(
+                f"the token of {events} recent events has {size} bytes in base64; an impression has at most {most}: "
+                "try again when the compaction that was asked for has ended, or ask for fewer users a call"
+            )
 
     def _writable(self) -> tuple[Journal, ExampleSchema]:
         if self.journal is None or self.examples is None:
@@ -185,12 +196,12 @@ class _Service:
         most = self.limits.body_bytes
         said = request.headers.get("content-length", "0")
         if said.isdigit() and int(said) > most:
-            raise _TooLarge(f"a body of {said} bytes; at most {most}")
+            raise TooLarge(f"a body of {said} bytes; at most {most}")
         parts, size = [], 0
         async for part in request.stream():
             size += len(part)
             if size > most:
-                raise _TooLarge(f"a body of more than {most} bytes")
+                raise TooLarge(f"a body of more than {most} bytes")
             parts.append(part)
         return b"".join(parts)
 
@@ -213,7 +224,7 @@ class _Service:
 def _error(error: ThinrowError) -> Response:
     status = 500
     for kind, code in (
-        (_TooLarge, 413),
+        (TooLarge, 413),
         (InputError, 400),
         (Overloaded, 429),
         (Gone, 410),
@@ -224,7 +235,7 @@ def _error(error: ThinrowError) -> Response:
             status = code
             break
     headers = {"retry-after": "1"} if status in (429, 503) else None
-    name = "InputError" if isinstance(error, _TooLarge) else type(error).__name__
+    name = "InputError" if isinstance(error, TooLarge) else type(error).__name__
     return JSONResponse({"error": {"type": name, "message": str(error)}}, status, headers)
 
 

@@ -14,10 +14,10 @@ def describe(events: EventSchema, examples: ExampleSchema | None) -> dict[str, A
     return {"events": events.to_dict(), "examples": None if examples is None else examples.to_dict()}
 
 
-def openapi(events: EventSchema, examples: ExampleSchema | None) -> dict[str, Any]:
-    """The document that ``/openapi.json`` serves."""
+def openapi(events: EventSchema, examples: ExampleSchema | None, max_users: int, max_events: int) -> dict[str, Any]:
+    """The document that ``/openapi.json`` serves; ``max_users`` and ``max_events`` are those of one snapshot."""
     user = {"type": "integer" if events.user_kind == "int64" else "string"}
-    paths = {"/v1/snapshots": {"post": _snapshots(events, user)}}
+    paths = {"/v1/snapshots": {"post": _snapshots(events, user, max_users, max_events)}}
     if examples is not None:
         paths["/v1/impressions"] = {"post": _impressions(examples)}
         paths["/v1/outcomes"] = {"post": _outcomes(examples)}
@@ -66,7 +66,11 @@ def _object(required: list[str], **properties: Any) -> dict[str, Any]:
 
 
 def _operation(summary: str, body: dict[str, Any], answer: dict[str, Any], status: str) -> dict[str, Any]:
-    texts = {"400": "What was sent cannot be used", "413": "Too much of it", "429": "Try again later"}
+    texts = {
+        "400": "What was sent cannot be used",
+        "413": "Too much was sent, or asked for; the message says how much may be",
+        "429": "Try again later",
+    }
     texts["503"] = "The store refuses, or the service drains"
     errors = {
         code: {
@@ -85,11 +89,15 @@ def _operation(summary: str, body: dict[str, Any], answer: dict[str, Any], statu
     }
 
 
-def _snapshots(events: EventSchema, user: dict[str, Any]) -> dict[str, Any]:
+def _snapshots(events: EventSchema, user: dict[str, Any], max_users: int, max_events: int) -> dict[str, Any]:
+    most = (
+        f"the newest so many events of each user; an answer has at most {max_events} events, over all its requests, "
+        "and stands for at most so many recent ones: 413, or 429 while a compaction is on its way"
+    )
     history = {"event_ts": _list({"type": "integer"}), **{c.name: _list(_value(c)) for c in events.columns}}
     body = _object(
         ["users"],
-        users=_list(user),
+        users={**_list(user), "maxItems": max_users},
         request_ts={
             "anyOf": [{"type": "integer"}, _list({"type": "integer"})],
             "description": "ms since 1970, one for all or one each; events before it (exclusive); default: now",
@@ -99,7 +107,7 @@ def _snapshots(events: EventSchema, user: dict[str, Any]) -> dict[str, Any]:
             [],
             columns=_list({"type": "string"}),
             groups=_list({"type": "string"}),
-            max_len={"type": "integer", "minimum": 1, "description": "the newest so many events"},
+            max_len={"type": "integer", "minimum": 1, "description": most},
             horizon_ms={"type": "integer", "minimum": 0},
         ),
         histories={"type": "boolean", "default": True, "description": "false: versions and token alone"},

@@ -14,9 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import Overloaded, StoreError
+from thinrow.core.errors import InputError, Overloaded, StoreError
+from thinrow.core.users import plain
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.snapshot import Snapshot
 from thinrow.history.store import HistoryStore
@@ -25,15 +27,22 @@ from thinrow.schema import Projection
 T = TypeVar("T")
 
 
+class TooLarge(InputError):
+    """More is asked for, or sent, than a limit of the service."""
+
+
 class AsyncSnapshots:
-    """Snapshots on a pool of threads, with a bound on what waits.
+    """Snapshots on a pool of threads, with a bound on what waits and on what one call may ask for.
 
     A snapshot of a user with many recent events asks for a compaction in the background and does not wait for it.
     """
 
-    def __init__(self, store: HistoryStore, *, threads: int = 4, waiting: int = 64) -> None:
-        """``threads`` calls run and ``waiting`` wait at most."""
-        self._store, self._most = store, threads + waiting
+    def __init__(
+        self, store: HistoryStore, *, threads: int = 4, waiting: int = 64, max_events: int | None = None
+    ) -> None:
+        """``threads`` calls run and ``waiting`` wait at most; one call reads ``max_events`` events of histories at
+        most, and logs so many recent ones. None for no bound."""
+        self._store, self._most, self._max_events = store, threads + waiting, max_events
         self._pool = ThreadPoolExecutor(threads, "snapshots")
         self._compactor = ThreadPoolExecutor(1, "compaction")
         self._lock = threading.Lock()
@@ -53,14 +62,15 @@ class AsyncSnapshots:
     async def read(
         self, users: object, request_ts: npt.ArrayLike, projection: Projection | None = None
     ) -> tuple[Snapshot, Reconstruction]:
-        """A snapshot and the histories that it stands for. Raises as ``submit``."""
+        """A snapshot and the histories that it stands for. Raises as ``submit_read``."""
         return await asyncio.wrap_future(self.submit_read(users, request_ts, projection))
 
     def submit(self, users: object, request_ts: npt.ArrayLike) -> Future[Snapshot]:
         """``snapshot`` for threads.
 
         Raises:
-            Overloaded: as many calls as there may be run and wait already.
+            Overloaded: as many calls as there may be run and wait already; or more recent events are to be logged than
+                there may be, and a compaction is on its way.
             StoreError: it is closed.
         """
         return self._run(lambda: self._take(users, request_ts))
@@ -68,10 +78,17 @@ class AsyncSnapshots:
     def submit_read(
         self, users: object, request_ts: npt.ArrayLike, projection: Projection | None = None
     ) -> Future[tuple[Snapshot, Reconstruction]]:
-        """``read`` for threads. Raises as ``submit``."""
+        """``read`` for threads.
+
+        Raises:
+            InputError: the histories, cut to ``max_len`` of the projection, have more events than there may be. They
+                are counted before any is read.
+            Overloaded, StoreError: as ``submit``.
+        """
 
         def work() -> tuple[Snapshot, Reconstruction]:
             taken = self._take(users, request_ts)
+            self._refuse_long(taken, None if projection is None else projection.max_len)
             return taken, reconstruct(taken.generation, taken.requests, projection)
 
         return self._run(work)
@@ -111,7 +128,24 @@ class AsyncSnapshots:
         lengths = taken.requests.inline.lengths
         if len(lengths) and int(lengths.max()) > self._store.max_inline:
             self._ask_compaction()
+        most = self._max_events
+        if most is not None and int(lengths.sum()) > most:
+            self._ask_compaction()
+            raise Overloaded(
+                f"{int(lengths.sum())} recent events would be logged, {_longest(taken, lengths)}; at most {most} a "
+                "call: a compaction was asked for, try again when it has ended, or ask for fewer users a call"
+            )
         return taken
+
+    def _refuse_long(self, taken: Snapshot, max_len: int | None) -> None:
+        lengths = taken.requests.versions["seq_len"].astype(np.int64) + taken.requests.inline.lengths
+        if max_len is not None:
+            lengths = np.minimum(lengths, max_len)
+        if self._max_events is not None and int(lengths.sum()) > self._max_events:
+            raise TooLarge(
+                f"the histories have {int(lengths.sum())} events, {_longest(taken, lengths)}; at most "
+                f"{self._max_events} a call: ask for the newest ones (max_len of the projection), or for fewer users"
+            )
 
     def _ask_compaction(self) -> None:
         with self._lock:
@@ -128,3 +162,8 @@ class AsyncSnapshots:
             pass
         finally:
             self._compacting = False
+
+
+def _longest(taken: Snapshot, lengths: npt.NDArray[np.int64]) -> str:
+    longest = int(np.argmax(lengths))
+    return f"{int(lengths[longest])} of them of user {plain(taken.requests.users[longest])!r}"

@@ -103,9 +103,13 @@ def projection_of(body: Mapping[str, Any]) -> Projection:
 
 
 def snapshot_json(
-    taken: Snapshot, histories: SharedHistories | None, request_id: Sequence[Any] | None, columns: Sequence[str]
+    taken: Snapshot,
+    seen: bytes,
+    histories: SharedHistories | None,
+    request_id: Sequence[Any] | None,
+    columns: Sequence[str],
 ) -> bytes:
-    """The answer for people: an object a request."""
+    """The answer for people: an object a request. ``seen`` is the token."""
     r = taken.requests
     versions = encode_versions(r.versions)
     requests: list[dict[str, Any]] = [
@@ -127,14 +131,18 @@ def snapshot_json(
     answer = {
         "generation": taken.generation.number,
         "schema_id": taken.generation.schema.schema_id,
-        "seen": base64.b64encode(encode_seen(r, taken.generation.schema)).decode(),
+        "seen": base64.b64encode(seen).decode(),
         "requests": requests,
     }
     return json.dumps(answer, allow_nan=False).encode()
 
 
 def snapshot_arrow(
-    taken: Snapshot, histories: SharedHistories | None, request_id: Sequence[Any] | None, columns: Sequence[str]
+    taken: Snapshot,
+    seen: bytes,
+    histories: SharedHistories | None,
+    request_id: Sequence[Any] | None,
+    columns: Sequence[str],
 ) -> bytes:
     """The answer for machines: an Arrow stream, a row a request, the token in the schema's metadata."""
     r, kind = taken.requests, taken.generation.schema.user_kind
@@ -149,7 +157,7 @@ def snapshot_arrow(
     if histories is not None:
         arrays |= {name: histories.to_jagged(name).to_arrow() for name in ("event_ts", *columns)}
     table = pa.table(arrays)
-    return _ipc(table.replace_schema_metadata({SEEN: encode_seen(r, taken.generation.schema)}), None)
+    return _ipc(table.replace_schema_metadata({SEEN: seen}), None)
 
 
 def impressions_json(body: Mapping[str, Any], events: EventSchema, examples: ExampleSchema) -> Impressions:

@@ -233,10 +233,10 @@ def test_bad_impressions_log_nothing(client: Client) -> None:
 
 
 def test_limits_answer_early(tmp_path: Path) -> None:
-    client = Client(tmp_path, Limits(body_bytes=2_000, users=3, threads=1, waiting=0, writes=0))
+    client = Client(tmp_path, Limits(body_bytes=9_000, users=3, threads=1, waiting=0, writes=0))
     try:
         assert client.post("/v1/snapshots", {"users": [1, 2, 3, 4]})[0] == 413
-        assert client.send("POST", "/v1/snapshots", b" " * 2_001)[0] == 413
+        assert client.send("POST", "/v1/snapshots", b" " * 9_001)[0] == 413
         _, answer = client.post("/v1/snapshots", {"users": [3], "histories": False})
         outcomes = {"request_id": [1], "item": [2], "name": "click", "ts": [905]}
         assert client.post("/v1/outcomes", outcomes)[0] == 429
@@ -247,6 +247,55 @@ def test_limits_answer_early(tmp_path: Path) -> None:
         assert client.post("/v1/snapshots", {"users": [3]})[0] == 200
     finally:
         client.close()
+
+
+def test_an_answer_has_no_more_events_than_it_may(tmp_path: Path) -> None:
+    client = Client(tmp_path, Limits(events=60))
+    try:
+        users = np.arange(20)
+        held = client.store.read(users, 900).histories.lengths()
+        recent = client.store.peek(users, 900).requests.inline.lengths
+        busiest = int(users[recent.argmax()])
+        status, answer = client.post("/v1/snapshots", {"users": users.tolist()})
+        assert (status, answer["error"]["type"]) == (429, "Overloaded")
+        assert (
+            f"{recent.sum()} recent events would be logged, {recent.max()} of them of user"
+            in answer["error"]["message"]
+        )
+        for _ in range(500):
+            if not client.store.peek(users, 900).requests.inline.lengths.sum():
+                break
+            time.sleep(0.02)
+        assert client.post("/v1/snapshots", {"users": users.tolist(), "histories": False})[0] == 200
+        status, answer = client.post("/v1/snapshots", {"users": users.tolist()})
+        assert status == 413
+        assert f"the histories have {held.sum()} events" in answer["error"]["message"]
+        assert "at most 60 a call: ask for the newest ones (max_len of the projection)" in answer["error"]["message"]
+        asked = {"users": users.tolist(), "projection": {"max_len": 3}}
+        assert client.post("/v1/snapshots", asked)[0] == (200 if np.minimum(held, 3).sum() <= 60 else 413)
+        # Of one user there is room: exactly so many as there may be.
+        assert client.post("/v1/snapshots", {"users": [busiest]})[0] == 200
+        client.service.snapshots._max_events = int(held[busiest])
+        assert client.post("/v1/snapshots", {"users": [busiest]})[0] == 200
+        client.service.snapshots._max_events -= 1
+        assert client.post("/v1/snapshots", {"users": [busiest]})[0] == 413
+        document = json.loads(client.send("GET", "/openapi.json")[1])
+        body = document["paths"]["/v1/snapshots"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert body["properties"]["users"]["maxItems"] == 1_024
+        assert "at most 60 events" in body["properties"]["projection"]["properties"]["max_len"]["description"]
+    finally:
+        client.close()
+
+
+def test_a_token_that_no_impression_could_bring_back_is_not_given(client: Client) -> None:
+    asked = {"users": list(range(20)), "histories": False}
+    size = len(client.post("/v1/snapshots", asked)[1]["seen"])
+    client.service.limits = Limits(body_bytes=size - 100)
+    status, answer = client.post("/v1/snapshots", asked)
+    assert status == 429
+    assert f"bytes in base64; an impression has at most {size - 100}" in answer["error"]["message"]
+    client.store.compact()
+    assert client.post("/v1/snapshots", asked)[0] == 200
 
 
 def test_health_metrics_and_description(client: Client) -> None:
