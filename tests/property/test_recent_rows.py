@@ -9,18 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinrow.core.errors import CorruptionError, InputError, NewerFormatError
-from thinrow.history.recent.keys import arrival_keys, is_sealed, seal, user_keys, users_of_keys
+from thinrow.history.recent.keys import NO_ROWS, group_by_number, is_sealed, pack_pairs, seal, user_keys, users_of_keys
 from thinrow.history.recent.rows import (
     HEADER_DTYPE,
     Rows,
-    block_bounds,
     decode_blocks,
-    encode_blocks,
+    encode_rows,
+    number_rows,
     schema_id_of,
     split_block,
 )
 from thinrow.jagged import Column
 from thinrow.jagged.column import ARROW_TYPES
+from thinrow.kernels.dispatch import use
 from thinrow.schema import ColumnSpec, EventSchema, Trait
 
 TRAITS = {"string": Trait.CATEGORICAL, "binary": Trait.TEXT, "float32": Trait.NUMERIC, "float64": Trait.NUMERIC}
@@ -99,9 +100,15 @@ def written(draw):
 
 
 def encoded(schema, rows, bounds):
-    first = 1 + bounds[:-1]
-    keys = [user_keys(np.array([7]))[0] + a for a in arrival_keys(first)]
-    return keys, encode_blocks(schema, rows, bounds, first, keys)
+    """Keys and values of blocks cut at ``bounds``, of one user."""
+    n, [key] = len(rows.event_ts), user_keys(np.array([7]))
+    blocks = []
+    for a, b in pairwise(bounds.tolist()):
+        held = dict(zip([key], pack_pairs(np.array([a]), np.array([0])), strict=True))
+        cut = encode_rows(schema, rows.take(np.arange(a, b)))
+        blocks += number_rows(cut, [key], held, np.array([0]), np.array([0, b - a]), NO_ROWS, "file").blocks
+    assert sum(b - a for a, b in pairwise(bounds.tolist())) == n
+    return [key for key, _ in blocks], [value for _, value in blocks]
 
 
 def listed(schema, rows):
@@ -227,14 +234,89 @@ def test_unknown_schema_newer_format_and_wrong_lengths():
         decode_blocks(schema, lambda i: None, [key], [b""], "file")
 
 
-@given(st.lists(st.lists(st.integers(0, 700), min_size=1, max_size=6), max_size=3))
-def test_block_bounds_cut_each_user(groups):
-    for counts in groups:
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        bounds, user = block_bounds(offsets)
-        expected = [(u, a) for u, c in enumerate(counts) for a in range(offsets[u], offsets[u] + c, 256)]
-        assert list(zip(user.tolist(), bounds[:-1].tolist(), strict=True)) == expected
-        assert bounds[-1] == offsets[-1]
+@st.composite
+def calls(draw):
+    """Rows of users, of each of whom a pair is held or not, and floors."""
+    counts = draw(st.lists(st.integers(0, 5) | st.integers(250, 530), min_size=1, max_size=5))
+    n_users, offsets = len(counts), np.concatenate([[0], np.cumsum(counts)])
+    if draw(st.booleans()):
+        users = np.sort(
+            np.array(
+                list(draw(st.sets(st.integers(-(2**63), 2**63 - 1), min_size=n_users, max_size=n_users))), np.int64
+            )
+        )
+    else:
+        users = np.empty(n_users, object)
+        users[:] = sorted(draw(st.sets(texts.filter(bool), min_size=n_users, max_size=n_users)))
+    keys = user_keys(users)
+    pairs = st.tuples(st.integers(0, 2**41) | st.just(2**63 - 2), st.integers(0, 2**41))
+    drawn = draw(st.lists(st.none() | pairs, min_size=n_users, max_size=n_users))
+    known = [(key, pair) for key, pair in zip(keys, drawn, strict=True) if pair]
+    a, b = np.array([p for _, p in known], np.int64).reshape(-1, 2).T
+    held = dict(zip([k for k, _ in known], pack_pairs(a, b), strict=True))
+    floors = draw(
+        st.lists(st.integers(0, 2**42), min_size=1, max_size=1)
+        | st.lists(st.integers(0, 2**42), min_size=n_users, max_size=n_users)
+    )
+    n = int(offsets[-1])
+    id_rows = np.array(sorted(draw(st.sets(st.integers(0, n - 1)))) if n else [], np.int64)
+    schema = EventSchema(
+        (ColumnSpec(1, "c", *draw(st.sampled_from([(Trait.ID, "int16"), (Trait.ID, "string")])), "g"),)
+    )
+    values = np.arange(n) % 7
+    column = (
+        Column(values.astype(np.int16))
+        if schema.columns[0].dtype == "int16"
+        else column_of([str(v) for v in values], "string")
+    )
+    encoded_rows = encode_rows(schema, Rows(np.arange(n) * 3, None, None, None, {"c": column}))
+    return encoded_rows, keys, held, np.array(floors), offsets, id_rows, "file"
+
+
+@given(calls())
+@settings(max_examples=100, deadline=None)
+def test_rows_are_numbered_and_cut_as_the_reference_does(call):
+    found = number_rows(*call)
+    with use("reference"):
+        expected = number_rows(*call)
+    assert found.arrivals.tolist() == expected.arrivals.tolist()
+    assert (found.pairs, found.blocks, found.over) == (expected.pairs, expected.blocks, expected.over)
+    _, keys, held, floors, offsets, _, _ = call
+    if found.over < 0:
+        assert all(is_sealed(key, value) for key, value in found.blocks)
+        starts = [(u, a) for u in range(len(keys)) for a in range(offsets[u], offsets[u + 1], 256)]
+        assert [key for key, _ in found.blocks] == [
+            keys[u] + int(found.arrivals[a]).to_bytes(8, "big") for u, a in starts
+        ]
+        counter = {key: int.from_bytes(pair[:8], "little") for key, pair in held.items()}
+        for u, key in enumerate(keys):
+            floor = int(floors[u if len(floors) > 1 else 0])
+            first = max(counter.get(key, floor), floor >> 40 << 40) + 1
+            mine = found.arrivals[offsets[u] : offsets[u + 1]].tolist()
+            assert mine == list(range(first, first + len(mine)))
+
+
+@given(
+    st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 2), st.integers(-1, 2**63 - 1))), st.booleans()
+)
+@settings(max_examples=100, deadline=None)
+def test_users_are_grouped_as_the_reference_does(rows, with_ids):
+    users, times = np.array(rows, np.int64).reshape(-1, 2).T
+    ids = times if with_ids else NO_ROWS
+    found, sound, id_keys = group_by_number(users, times, ids)
+    with use("reference"):
+        expected, also_sound, also_keys = group_by_number(users, times, ids)
+    assert (found.users.tolist(), found.keys, found.offsets.tolist()) == (
+        expected.users.tolist(), expected.keys, expected.offsets.tolist()
+    )  # fmt: skip
+    assert (sound, id_keys) == (also_sound, also_keys)
+    assert sound == all(0 <= t < 2**63 - 2 for t in times.tolist())
+    order = np.argsort(users, kind="stable")
+    assert found.users.tolist() == sorted(set(users.tolist()))
+    assert found.order is None or found.order.tolist() == order.tolist()
+    assert id_keys == (
+        [a + b for a, b in zip(user_keys(users[order]), user_keys(times[order]), strict=True)] if with_ids else []
+    )
 
 
 long_texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=60)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from thinrow.core.errors import DuplicateEventError, InputError, SchemaError
+from thinrow.core.ragged import offsets_of
 from thinrow.core.units import NEVER
 from thinrow.core.users import UserKind, Users, as_users
-from thinrow.history.recent.keys import Grouped, group_by_user, id_keys
+from thinrow.history.recent.keys import NO_ROWS, Grouped, group_by_number, group_by_text, id_keys
+from thinrow.history.recent.rows import Rows
 from thinrow.jagged import Column
 from thinrow.schema import ColumnSpec, EventSchema
 from thinrow.schema.event_schema import MAX_ELEMENTS
 
+_INT64 = np.dtype(np.int64)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Batch:
     """n checked rows, sorted by user (stably); ``position`` below counts sorted rows.
 
@@ -61,43 +66,141 @@ class Batch:
         return np.repeat(np.arange(len(self.grouped.users)), np.diff(self.grouped.offsets))
 
 
-def check_batch(
-    schema: EventSchema,
-    users: Users,
-    event_ts: npt.NDArray[np.int64] | Column,
-    columns: dict[str, Column],
-    event_ids: Column | None,
-    supersedes: Column | None,
-) -> Batch:
-    """Check rows against ``schema`` and sort them by user. Raises as ``RecentTier.append`` says."""
-    n = len(users)
-    grouped = group_by_user(users, schema.user_kind)
-    order = grouped.order
-    checked = _check_columns(schema, columns, n)
-    times = _check_times(event_ts, n)
-    event_ids = _check_ids("event_id", event_ids, schema, n)
-    supersedes = _check_ids("supersedes", supersedes, schema, n)
-    if order is not None:
-        times = times[order]
-        checked = {name: column.take(order) for name, column in checked.items()}
-        event_ids = None if event_ids is None else event_ids.take(order)
-        supersedes = None if supersedes is None else supersedes.take(order)
-    id_rows, keys_of_ids = _keys(event_ids, grouped)
-    correction_rows, target_keys = _keys(supersedes, grouped)
-    batch = Batch(
-        grouped,
-        times,
-        checked,
-        event_ids if len(id_rows) else None,
-        id_rows,
-        keys_of_ids,
-        supersedes if len(correction_rows) else None,
-        correction_rows,
-        target_keys,
+class Fresh:
+    """The rows of a batch that are not there yet.
+
+    Attributes:
+        index: (m,) their positions.
+        offsets: (U + 1,) int64; those of user u are ``[offsets[u], offsets[u + 1])`` of the m.
+        event_ts: (m,) int64.
+        id_rows, id_keys: which of the m have an id, and the keys of the ids.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        """All of them."""
+        self.index: slice | npt.NDArray[np.intp] = slice(None)
+        self.offsets, self.event_ts = batch.grouped.offsets, batch.event_ts
+        self.id_rows, self.id_keys = batch.id_rows, batch.id_keys
+
+    @classmethod
+    def of_new(cls, batch: Batch, new: npt.NDArray[np.bool_]) -> Fresh:
+        """Those that ``new`` (n,) marks."""
+        self, place = cls(batch), offsets_of(new)
+        self.index = np.flatnonzero(new)
+        self.offsets, self.event_ts = place[batch.grouped.offsets], batch.event_ts[self.index]
+        kept = np.flatnonzero(new[batch.id_rows])
+        self.id_rows, self.id_keys = place[batch.id_rows[kept]], [batch.id_keys[i] for i in kept.tolist()]
+        return self
+
+    def rows(self, batch: Batch, targets: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None) -> Rows:
+        """They, with the (event_ts, arrival) of what each row of the batch supersedes."""
+        target_ts, target_arrival = targets or (None, None)
+        rows = Rows(batch.event_ts, target_ts, target_arrival, batch.event_ids, batch.columns)
+        return rows if isinstance(self.index, slice) else rows.take(self.index)
+
+
+class BatchCheck:
+    """What the rows of one schema are held to, looked up once."""
+
+    def __init__(self, schema: EventSchema) -> None:
+        self.schema = schema
+        self._ids_are_numbers = schema.user_kind == "int64" and schema.event_id_dtype == "int64"
+        #: Name, spec, and the dtype of values that need no further look; None where there is none.
+        self._columns = [
+            (c.name, c, None if c.is_bytes or c.ragged or c.size else np.dtype(c.dtype)) for c in schema.columns
+        ]
+        self._names = frozenset(c.name for c in schema.columns)
+
+    def __call__(
+        self,
+        users: Users,
+        event_ts: npt.NDArray[np.int64] | Column,
+        columns: dict[str, Column],
+        event_ids: Column | None,
+        supersedes: Column | None,
+    ) -> Batch:
+        """Check rows and sort them by user. Raises as ``RecentTier.append`` says."""
+        n = len(users)
+        times, id_keys_of, sound = _plain_times(event_ts, n), None, False
+        if self.schema.user_kind == "int64":
+            ids = (
+                event_ids.values
+                if self._ids_are_numbers and event_ids is not None and _is_plain(event_ids, n)
+                else None
+            )
+            grouped, sound, keys = group_by_number(
+                users, np.zeros(n, np.int64) if times is None else times, NO_ROWS if ids is None else ids
+            )
+            id_keys_of = None if ids is None else keys
+        else:
+            grouped = group_by_text(users)
+        checked = self._check_columns(columns, n)
+        if times is None or not sound:
+            times = _check_times(event_ts, n)
+        event_ids = _check_ids("event_id", event_ids, self.schema, n)
+        supersedes = _check_ids("supersedes", supersedes, self.schema, n)
+        order = grouped.order
+        if order is not None:
+            times = times[order]
+            checked = {name: column.take(order) for name, column in checked.items()}
+            event_ids = None if event_ids is None else event_ids.take(order)
+            supersedes = None if supersedes is None else supersedes.take(order)
+        if id_keys_of is None:
+            id_rows, id_keys_of = _keys(event_ids, grouped)
+        else:
+            id_rows = np.arange(n)
+        correction_rows, target_keys = _keys(supersedes, grouped)
+        batch = Batch(
+            grouped,
+            times,
+            checked,
+            event_ids if len(id_rows) else None,
+            id_rows,
+            id_keys_of,
+            supersedes if len(correction_rows) else None,
+            correction_rows,
+            target_keys,
+        )
+        if id_keys_of and len(set(id_keys_of)) != len(id_keys_of):
+            _raise_duplicate(batch)
+        return batch
+
+    def _check_columns(self, columns: dict[str, Column], n: int) -> dict[str, Column]:
+        unknown = columns.keys() - self._names
+        if unknown:
+            raise SchemaError(f"column {min(unknown)!r} is not in the schema; leave it out or evolve the schema")
+        checked: dict[str, Column] = {}
+        for name, spec, dtype in self._columns:
+            column = columns.get(name)
+            if column is None:
+                raise SchemaError(
+                    f"column {name!r} is missing; the schema has {', '.join(c.name for c in self.schema.columns)}"
+                )
+            if dtype is None or not _is_plain(column, n, dtype):
+                _check_column(spec, column, n)
+            if n:
+                checked[name] = column
+        return checked
+
+
+def _is_plain(column: Column, n: int, dtype: np.dtype[Any] = _INT64) -> bool:
+    """Whether it is n values of that dtype, one a row and none null."""
+    values = column.values
+    return (
+        values.dtype == dtype
+        and values.shape == (n,)
+        and column.valid is None
+        and column.dictionary is None
+        and column.offsets is None
     )
-    if len(set(keys_of_ids)) != len(keys_of_ids):
-        _raise_duplicate(batch)
-    return batch
+
+
+def _plain_times(event_ts: npt.NDArray[np.int64] | Column, n: int) -> npt.NDArray[np.int64] | None:
+    """The times where they are n int64, none of them null."""
+    if isinstance(event_ts, Column):
+        return event_ts.values if _is_plain(event_ts, n) else None
+    plain = isinstance(event_ts, np.ndarray) and event_ts.dtype == _INT64 and event_ts.shape == (n,)
+    return event_ts if plain else None
 
 
 def check_bounds(
@@ -141,27 +244,14 @@ def _check_times(event_ts: npt.NDArray[np.int64] | Column, n: int) -> npt.NDArra
     return column.values.astype(np.int64, copy=False)
 
 
-def _check_columns(schema: EventSchema, columns: dict[str, Column], n: int) -> dict[str, Column]:
-    unknown = columns.keys() - {c.name for c in schema.columns}
-    if unknown:
-        raise SchemaError(f"column {min(unknown)!r} is not in the schema; leave it out or evolve the schema")
-    checked: dict[str, Column] = {}
-    for spec in schema.columns:
-        column = columns.get(spec.name)
-        if column is None:
-            raise SchemaError(
-                f"column {spec.name!r} is missing; the schema has {', '.join(c.name for c in schema.columns)}"
-            )
-        _check_length(spec.name, column, n)
-        if n == 0:
-            continue
+def _check_column(spec: ColumnSpec, column: Column, n: int) -> None:
+    _check_length(spec.name, column, n)
+    if n:
         _check_shape(spec, column)
         _check_type(spec.name, column, spec.dtype)
         check_lengths(column, spec.name)
         if not spec.nullable:
             _refuse_nulls(spec.name, column)
-        checked[spec.name] = column
-    return checked
 
 
 def _check_ids(what: str, ids: Column | None, schema: EventSchema, n: int) -> Column | None:
@@ -239,7 +329,7 @@ def _refuse_nulls(what: str, column: Column) -> None:
 
 def _keys(ids: Column | None, grouped: Grouped) -> tuple[npt.NDArray[np.intp], list[bytes]]:
     if ids is None:
-        return np.empty(0, np.intp), []
+        return NO_ROWS, []
     rows = np.arange(len(ids)) if ids.valid is None else np.flatnonzero(ids.valid)
     lengths = np.diff(np.searchsorted(rows, grouped.offsets))
     prefixes = [key for key, count in zip(grouped.keys, lengths.tolist(), strict=True) for _ in range(count)]

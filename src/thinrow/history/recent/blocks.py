@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import islice
+from itertools import compress, islice
 from typing import Literal, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -20,10 +20,18 @@ from thinrow.core.errors import CommitConflict, CorruptionError, InputError, Sch
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import EPOCH_BITS, NEVER
 from thinrow.core.users import Users, plain
-from thinrow.history.recent.batch import Batch, check_batch, check_bounds, id_value
-from thinrow.history.recent.keys import arrival_keys, pack_pairs, unpack_pairs, user_keys, users_of_keys
+from thinrow.history.recent.batch import Batch, BatchCheck, Fresh, check_bounds, id_value
+from thinrow.history.recent.keys import pack_pairs, unpack_pairs, user_keys, users_of_keys
 from thinrow.history.recent.positions import positions_of, refuse_moved, sealed_positions
-from thinrow.history.recent.rows import Rows, block_bounds, decode_blocks, encode_blocks, schema_id_of, split_block
+from thinrow.history.recent.rows import (
+    Numbered,
+    Rows,
+    decode_blocks,
+    encode_rows,
+    number_rows,
+    schema_id_of,
+    split_block,
+)
 from thinrow.history.recent.stored import Stored, parts_of, put_part
 from thinrow.history.recent.tier import Advance, AppendResult, RecentRead, Resolve
 from thinrow.jagged import HIDE_DTYPE, Column, Events
@@ -34,6 +42,8 @@ from thinrow.schema.evolution import widens
 Pairs: TypeAlias = Literal["users", "ids", "positions"]
 T = TypeVar("T")
 _PAIRS_AT_ONCE = 65_536
+#: Schemas of which plans are kept.
+_MAX_PLANS = 64
 
 
 class Reading(Protocol):
@@ -99,6 +109,7 @@ class BlockTier(ABC):
         self._schema = schema
         self._name = name
         self._floor = 0
+        self._plans: dict[int, tuple[BatchCheck, EventSchema | None]] = {}
 
     @property
     def schema(self) -> EventSchema:
@@ -162,18 +173,21 @@ class BlockTier(ABC):
     ) -> AppendResult:
         """See ``RecentTier.append``."""
         schema = schema or self._schema
-        batch = check_batch(schema, users, event_ts, columns, event_ids, supersedes)
+        check, stored = self._plan(schema)
+        batch = check(users, event_ts, columns, event_ids, supersedes)
         if len(batch) == 0 and not advances:
             with self._read():
                 return AppendResult(np.empty(0, np.int64), np.empty(0, np.bool_))
-        positions = sealed_positions(advances)
-        stored = self._in_stored_order(schema) if len(batch) else schema
+        positions = sealed_positions(advances) if advances else []
+        if stored is None and len(batch):
+            stored = self._in_stored_order(schema)
+            self._plans[id(schema)] = check, stored
 
         def work(txn: Writing) -> AppendResult:
             if advances:
                 refuse_moved(advances, txn.pairs("positions", [key for key, _ in positions]), self._name)
                 txn.put_pairs("positions", positions)
-            if len(batch) == 0:
+            if stored is None or len(batch) == 0:
                 return AppendResult(np.empty(0, np.int64), np.empty(0, np.bool_))
             return self._append(txn, stored, batch, resolve)
 
@@ -189,6 +203,16 @@ class BlockTier(ABC):
         with self._read() as txn:
             return positions_of(list(txn.scan("positions", f"{source}\0".encode())), self._name)
 
+    def _plan(self, schema: EventSchema) -> tuple[BatchCheck, EventSchema | None]:
+        """What rows of a schema are held to, and, where events of it were stored, the schema ``_in_stored_order``."""
+        found = self._plans.get(id(schema))
+        if found is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            # It keeps the schema, so that no other gets its id.
+            found = self._plans[id(schema)] = BatchCheck(schema), None
+        return found
+
     def _in_stored_order(self, schema: EventSchema) -> EventSchema:
         """The schema with its columns in the order in which blocks of its id have them; stored where it is new."""
         stored = self._schema_of(schema.schema_id)
@@ -200,34 +224,59 @@ class BlockTier(ABC):
 
     def _append(self, txn: Writing, schema: EventSchema, batch: Batch, resolve: Resolve | None) -> AppendResult:
         grouped, n = batch.grouped, len(batch)
-        txn.fetch(grouped.keys, [*batch.id_keys, *batch.target_keys])
-        counters, trimmed = self._above_epoch(txn, grouped.keys)
+        txn.fetch(grouped.keys, batch.id_keys + batch.target_keys if batch.target_keys else batch.id_keys)
         known = self._known(txn, batch)
-        new = known == 0
-        fresh = offsets_of(new)
-        before = fresh[grouped.offsets]
-        added = np.diff(before)
-        _refuse_overflow(grouped.users, counters, added)
-        user = batch.user_of_rows()
-        arrivals = np.where(new, counters[user] + fresh[1:] - before[user], known)
-        targets = None
+        fresh = Fresh(batch) if known is None else Fresh.of_new(batch, known == 0)
+        numbered = self._numbered(txn, schema, batch, fresh, None)
+        arrivals = numbered.arrivals
+        if known is not None:
+            arrivals = known
+            arrivals[fresh.index] = numbered.arrivals
         if len(batch.correction_rows):
+            new = np.zeros(n, np.bool_)
+            new[fresh.index] = True
             targets = self._targets(txn, batch, arrivals, new, resolve)
-        self._put(txn, schema, batch, arrivals, new, before, counters, targets)
-        changed = np.flatnonzero(added)
-        values = pack_pairs((counters + added)[changed], trimmed[changed])
-        txn.put_pairs("users", zip([grouped.keys[u] for u in changed.tolist()], values, strict=True))
+            numbered = self._numbered(txn, schema, batch, fresh, targets)
+        txn.put_blocks(numbered.blocks)
+        if fresh.id_keys:
+            txn.put_pairs("ids", zip(fresh.id_keys, numbered.pairs[len(grouped.keys) :], strict=True))
+        counted = zip(grouped.keys, numbered.pairs, strict=False)
+        txn.put_pairs("users", counted if known is None else compress(counted, np.diff(fresh.offsets).tolist()))
+        duplicate = np.zeros(n, np.bool_)
+        if known is not None:
+            duplicate[:] = True
+            duplicate[fresh.index] = False
         if grouped.order is None:
-            return AppendResult(arrivals, ~new)
+            return AppendResult(arrivals, duplicate)
         result = AppendResult(np.empty(n, np.int64), np.empty(n, np.bool_))
         result.arrivals[grouped.order] = arrivals
-        result.duplicate[grouped.order] = ~new
+        result.duplicate[grouped.order] = duplicate
         return result
+
+    def _numbered(
+        self,
+        txn: Reading,
+        schema: EventSchema,
+        batch: Batch,
+        fresh: Fresh,
+        targets: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None,
+    ) -> Numbered:
+        """The rows that are not there yet, numbered and encoded; ``targets`` is what each supersedes."""
+        keys = batch.grouped.keys
+        floors, held = self._floors(txn, keys), txn.pairs("users", keys)
+        encoded = encode_rows(schema, fresh.rows(batch, targets))
+        numbered = number_rows(encoded, keys, held, floors, fresh.offsets, fresh.id_rows, self._name)
+        if numbered.over >= 0:
+            _refuse_overflow(batch.grouped.users, self._above_epoch(txn, keys)[0], np.diff(fresh.offsets))
+        return numbered
 
     def _counters(self, txn: Reading, keys: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Counter and trimmed_through of each user; the floor and 0 where unknown."""
         found = txn.pairs("users", keys)
-        counters, trimmed = self._floors(txn, keys), np.zeros(len(keys), np.int64)
+        if len(found) == len(keys):
+            return unpack_pairs([found[key] for key in keys], self._name, "the user counters")
+        counters, trimmed = np.empty(len(keys), np.int64), np.zeros(len(keys), np.int64)
+        counters[:] = self._floors(txn, keys)
         if found:
             at = [i for i, key in enumerate(keys) if key in found]
             counters[at], trimmed[at] = unpack_pairs([found[keys[i]] for i in at], self._name, "the user counters")
@@ -242,18 +291,18 @@ class BlockTier(ABC):
         return np.maximum(counters, self._floors(txn, keys) >> EPOCH_BITS << EPOCH_BITS), trimmed
 
     def _floors(self, txn: Reading, keys: list[bytes]) -> npt.NDArray[np.int64]:
-        """(U,) the number up to which (inclusive) none is given to each user."""
-        return np.full(len(keys), self._floor, np.int64)
+        """(U,) the number up to which (inclusive) none is given to each user; (1,) where it is the same for all."""
+        return np.array([self._floor])
 
-    def _known(self, txn: Reading, batch: Batch) -> npt.NDArray[np.int64]:
-        """Arrival of the rows whose id was appended before, 0 of the others."""
+    def _known(self, txn: Reading, batch: Batch) -> npt.NDArray[np.int64] | None:
+        """Arrival of the rows whose id was appended before, 0 of the others; None where there is no such row."""
+        found = txn.pairs("ids", batch.id_keys) if batch.id_keys else {}
+        if not found:
+            return None
         known = np.zeros(len(batch), np.int64)
-        if batch.id_keys:
-            found = txn.pairs("ids", batch.id_keys)
-            if found:
-                at = [i for i, key in enumerate(batch.id_keys) if key in found]
-                held = unpack_pairs([found[batch.id_keys[i]] for i in at], self._name, "the event ids")
-                known[batch.id_rows[at]] = held[0]
+        at = [i for i, key in enumerate(batch.id_keys) if key in found]
+        held = unpack_pairs([found[batch.id_keys[i]] for i in at], self._name, "the event ids")
+        known[batch.id_rows[at]] = held[0]
         return known
 
     def _targets(
@@ -303,33 +352,6 @@ class BlockTier(ABC):
             row, why = min(unknown.items())
             raise UnknownEventError(f"row {row}: {why}", tuple(sorted(unknown)))
         return target_ts, target_arrival
-
-    def _put(
-        self,
-        txn: Writing,
-        schema: EventSchema,
-        batch: Batch,
-        arrivals: npt.NDArray[np.int64],
-        new: npt.NDArray[np.bool_],
-        offsets: npt.NDArray[np.int64],
-        counters: npt.NDArray[np.int64],
-        targets: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None,
-    ) -> None:
-        """Write the new rows as blocks, and their ids; ``offsets`` counts new rows by user."""
-        target_ts, target_arrival = targets or (None, None)
-        rows = Rows(batch.event_ts, target_ts, target_arrival, batch.event_ids, batch.columns)
-        if not new.all():
-            rows = rows.take(np.flatnonzero(new))
-        bounds, user = block_bounds(offsets)
-        first = counters[user] + 1 + bounds[:-1] - offsets[:-1][user]
-        names = batch.grouped.keys
-        keys = [names[u] + a for u, a in zip(user.tolist(), arrival_keys(first), strict=True)]
-        txn.put_blocks(zip(keys, encode_blocks(schema, rows, bounds, first, keys), strict=True))
-        if batch.id_keys:
-            fresh = np.flatnonzero(new[batch.id_rows])
-            kept = batch.id_keys if len(fresh) == len(batch.id_keys) else [batch.id_keys[i] for i in fresh.tolist()]
-            at = batch.id_rows[fresh]
-            txn.put_pairs("ids", zip(kept, pack_pairs(arrivals[at], batch.event_ts[at]), strict=True))
 
     def read_since(self, users: Users, after: npt.NDArray[np.int64], schema: EventSchema | None = None) -> RecentRead:
         """See ``RecentTier.read_since``."""

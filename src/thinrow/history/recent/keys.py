@@ -22,6 +22,7 @@ from thinrow.core.users import UserKind, Users, as_users
 from thinrow.jagged import Column
 from thinrow.kernels import kernel
 
+Ints = npt.NDArray[np.int64]
 #: The longest string event id, in UTF-8 bytes (inclusive): user key + event id fill LMDB's 511 bytes.
 MAX_EVENT_ID_BYTES = 255
 #: CRC-32 of key, bytes and their seal, whatever they are.
@@ -33,6 +34,11 @@ _SIGN = np.uint64(1 << 63)
 AFTER_ALL = b"\xff" * 8
 
 PAIR_DTYPE = np.dtype([("a", "<i8"), ("b", "<i8"), ("check", "<u4")])
+_V8, _V16 = np.dtype("V8"), np.dtype("V16")
+_PAIR_BYTES = np.dtype(f"V{PAIR_DTYPE.itemsize}")
+#: In place of the pair of a user that nobody knows; no pair has this form.
+UNKNOWN = b"\xff" * PAIR_DTYPE.itemsize
+NO_ROWS: Ints = np.empty(0, np.int64)
 
 
 def user_keys(users: Users) -> list[bytes]:
@@ -58,13 +64,7 @@ def sortable(values: npt.NDArray[np.int64]) -> list[bytes]:
     return listed
 
 
-def arrival_keys(arrivals: npt.NDArray[np.int64]) -> list[bytes]:
-    """Big-endian bytes of each arrival."""
-    listed: list[bytes] = np.ascontiguousarray(arrivals).astype(">u8").view("V8").tolist()
-    return listed
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grouped:
     """Rows of a batch, brought together by user.
 
@@ -81,24 +81,38 @@ class Grouped:
     offsets: npt.NDArray[np.int64]
 
 
-def group_by_user(users: Users, kind: UserKind) -> Grouped:
-    """Group rows by user, keeping their order within a user.
+def group_by_number(users: Users, event_ts: Ints, event_ids: Ints) -> tuple[Grouped, bool, list[bytes]]:
+    """Group rows of users that are numbers, keeping their order within a user; whether all times are in bounds; and
+    the key of each row's event id, in order of the groups, where ``event_ids`` are not empty.
 
     Raises:
-        UserKindError: the ids are not of ``kind``.
-        InputError: a string id is empty or longer than 255 UTF-8 bytes.
+        UserKindError: the ids are of the other kind.
     """
-    if kind == "int64":
-        ids = as_users(users, kind)
-        ordered, order = ids, None
-        if len(ids) > 1 and (ids[1:] < ids[:-1]).any():
-            order = np.argsort(ids, kind="stable")
-            ordered = ids[order]
-        starts = (
-            np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(ids) else np.empty(0, np.intp)
-        )
-        distinct: Users = ordered[starts]
-        return Grouped(distinct, user_keys(distinct), order, np.append(starts, len(ids)).astype(np.int64))
+    if not (isinstance(users, np.ndarray) and users.dtype == np.int64 and users.ndim == 1):
+        users = as_users(users, "int64")
+    n, n_ids, order = len(users), len(event_ids), None
+    # Copies, because memory that is not ours may be of a kind that the kernel was not compiled for.
+    users, event_ts, event_ids = users.copy(), event_ts.copy(), event_ids.copy() if n_ids else NO_ROWS
+    starts, keys = np.empty(n + 1, np.int64), np.empty(8 * n + 16 * n_ids, np.uint8)
+    runs = kernel("user_runs")
+    n_users, sound = runs(users, event_ts, event_ids, starts, keys, keys[8 * n :])
+    if n_users < 0:
+        order = np.argsort(users, kind="stable")
+        users, event_ids = users[order], event_ids[order] if n_ids else event_ids
+        n_users, sound = runs(users, event_ts[order], event_ids, starts, keys, keys[8 * n :])
+    offsets = starts[: n_users + 1]
+    distinct = users if n_users == n else users[offsets[:-1]]
+    listed: list[bytes] = np.ndarray((n_ids,), _V16, keys, 8 * n).tolist() if n_ids else []
+    return Grouped(distinct, np.ndarray((n_users,), _V8, keys).tolist(), order, offsets), sound, listed
+
+
+def group_by_text(users: Users) -> Grouped:
+    """Group rows of users that are strings, keeping their order within a user.
+
+    Raises:
+        UserKindError: the ids are of the other kind.
+        InputError: an id is empty or longer than 255 UTF-8 bytes.
+    """
     encoded = _strings(users).dictionary_encode()
     by_value = pc.sort_indices(encoded.dictionary)
     rank = np.empty(len(by_value), np.uint16 if len(by_value) <= 0xFFFF else np.int64)
@@ -144,30 +158,39 @@ def id_keys(ids: Column, rows: npt.NDArray[np.intp], prefixes: list[bytes]) -> l
     return [a + b for a, b in zip(prefixes, suffixes, strict=True)]
 
 
-def _check(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    identities: npt.NDArray[np.uint64] = kernel("identity_mix")(np.atleast_1d(a), np.atleast_1d(b))
-    return identities.astype(np.uint32)
-
-
-def pack_pairs(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> list[bytes]:
+def pack_pairs(a: Ints, b: Ints) -> list[bytes]:
     """Value bytes of each pair (a[i], b[i])."""
-    pairs = np.empty(len(a), PAIR_DTYPE)
-    pairs["a"], pairs["b"] = a, b
-    pairs["check"] = _check(np.ascontiguousarray(a), np.ascontiguousarray(b))
-    listed: list[bytes] = pairs.view(f"V{PAIR_DTYPE.itemsize}").tolist()
+    pairs = np.empty(len(a) * PAIR_DTYPE.itemsize, np.uint8)
+    kernel("pack_pairs")(a.copy(), b.copy(), pairs)
+    return listed_pairs(pairs, len(a))
+
+
+def listed_pairs(data: npt.NDArray[np.uint8], n: int) -> list[bytes]:
+    """Value bytes of the first n packed pairs."""
+    listed: list[bytes] = np.ndarray((n,), _PAIR_BYTES, data).tolist()
     return listed
 
 
-def unpack_pairs(values: Sequence[bytes], file: str, what: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Reverse of ``pack_pairs``. Raises CorruptionError where a check number is wrong."""
+def joined_pairs(values: Sequence[bytes], file: str, what: str) -> bytes:
+    """Packed pairs of value bytes. Raises CorruptionError where one is of another length."""
     data = b"".join(values)
     if len(data) != PAIR_DTYPE.itemsize * len(values):
         raise CorruptionError(f"a value of {what} is not {PAIR_DTYPE.itemsize} bytes long", file=file)
-    pairs = np.frombuffer(data, PAIR_DTYPE)
-    a, b = np.ascontiguousarray(pairs["a"]), np.ascontiguousarray(pairs["b"])
-    wrong = np.flatnonzero(_check(a, b) != pairs["check"])
-    if len(wrong):
-        raise CorruptionError(f"{len(wrong)} of {len(values)} values of {what} fail their check number", file=file)
+    return data
+
+
+def refuse_wrong(wrong: int, n: int, file: str, what: str) -> None:
+    """Raises CorruptionError where some of n pairs fail their check number."""
+    if wrong:
+        raise CorruptionError(f"{wrong} of {n} values of {what} fail their check number", file=file)
+
+
+def unpack_pairs(values: Sequence[bytes], file: str, what: str) -> tuple[Ints, Ints]:
+    """Reverse of ``pack_pairs``. Raises CorruptionError where a check number is wrong."""
+    n = len(values)
+    a, b = np.empty(n, np.int64), np.empty(n, np.int64)
+    data = np.frombuffer(joined_pairs(values, file, what), np.uint8)
+    refuse_wrong(kernel("open_pairs")(data, a, b), n, file, what)
     return a, b
 
 

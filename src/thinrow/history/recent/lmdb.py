@@ -38,6 +38,7 @@ from thinrow.history.recent.blocks import BlockTier, Pairs, Writing, check_evolu
 from thinrow.history.recent.keys import AFTER_ALL, is_sealed, seal, unpack_pairs
 from thinrow.history.recent.rows import FORMAT
 from thinrow.schema import EventSchema
+from thinrow.storage.objects import sync_directory
 
 T = TypeVar("T")
 #: Address space reserved at first; the file itself grows with the data, and the map when it is full.
@@ -84,6 +85,7 @@ class LmdbRecent(BlockTier):
         """
         super().__init__(schema, str(path))
         self._path = Path(path)
+        self._translated = _Translated(str(path))
         self._pid = os.getpid()
         self._gate = _Gate()
         self._writer = threading.RLock()
@@ -101,10 +103,10 @@ class LmdbRecent(BlockTier):
                 )
             _HELD[self._identity] = self
         try:
-            with self._translated():
+            with self._translated:
                 self._open(map_size)
                 if created and sync:
-                    _sync_directories(self._path)
+                    _sync_names(self._path)
         except BaseException:
             self.close()
             raise
@@ -191,7 +193,7 @@ class LmdbRecent(BlockTier):
 
     @contextmanager
     def _read(self) -> Iterator[_Transaction]:
-        with self._translated(), self._gate.shared():
+        with self._translated, self._gate.shared():
             txn, repair = self._begin()
             while txn is None:
                 self._gate.leave()
@@ -216,7 +218,7 @@ class LmdbRecent(BlockTier):
         return txn, self._move
 
     def _write(self, work: Callable[[Writing], T]) -> T:
-        with self._translated(), self._writer:
+        with self._translated, self._writer:
             while True:
                 try:
                     with self._live().begin(write=True) as txn:
@@ -240,7 +242,7 @@ class LmdbRecent(BlockTier):
             txn.mark_moved()
 
         self._write(work_and_mark)
-        with self._translated(), self._writer:
+        with self._translated, self._writer:
             self._move()
 
     def _move(self) -> None:
@@ -280,7 +282,7 @@ class LmdbRecent(BlockTier):
             new.close()
         os.rename(unfinished, self._path / _file_name(self._number() + 1))
         Path(f"{unfinished}-lock").unlink(missing_ok=True)
-        _sync_directories(self._path)
+        _sync_names(self._path)
 
     def _live(self) -> Any:
         if self._env is None:
@@ -291,12 +293,12 @@ class LmdbRecent(BlockTier):
 
     def _schema_of(self, schema_id: int) -> EventSchema | None:
         if schema_id not in self._schemas:
-            with self._translated(), self._gate.shared(), self._live().begin() as txn:
+            with self._translated, self._gate.shared(), self._live().begin() as txn:
                 self._load_schemas(txn, self._dbs["meta"])
         return self._schemas.get(schema_id)
 
     def _newest_schema(self) -> EventSchema:
-        with self._translated(), self._gate.shared(), self._live().begin() as txn:
+        with self._translated, self._gate.shared(), self._live().begin() as txn:
             self._load_schemas(txn, self._dbs["meta"])
         return self._schemas[max(self._schemas)]
 
@@ -364,15 +366,6 @@ class LmdbRecent(BlockTier):
             raise CorruptionError(f"{key.decode()} fails its CRC or is missing", file=self._name)
         return value[:-4].decode()
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except _DAMAGE as e:
-            raise CorruptionError(f"LMDB: {e}", file=self._name) from e
-        except lmdb.Error as e:
-            raise StoreError(f"LMDB failed on {self._path}: {e}; check free disk space and permissions") from e
-
 
 class _Transaction:
     """``Reading`` and ``Writing`` over one LMDB transaction. All that it returns is copied."""
@@ -382,6 +375,9 @@ class _Transaction:
         self._events = txn.cursor(dbs["events"])
 
     def pairs(self, name: Pairs, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        if len(keys) == 1:
+            value = self.txn.get(keys[0], None, self._dbs[name])
+            return {} if value is None else {keys[0]: value}
         found: dict[bytes, bytes] = dict(self.txn.cursor(self._dbs[name]).getmulti(keys))
         return found
 
@@ -450,6 +446,22 @@ class _Transaction:
         self.txn.put(_MOVED, seal(_MOVED, b""), db=self._dbs["meta"])
 
 
+class _Translated:
+    """Turns errors of LMDB into ours. One serves all calls of a tier: it holds nothing of them."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, _DAMAGE):
+            raise CorruptionError(f"LMDB: {error}", file=self._path) from error
+        if isinstance(error, lmdb.Error):
+            raise StoreError(f"LMDB failed on {self._path}: {error}; check free disk space and permissions") from error
+
+
 def _file_name(number: int) -> str:
     """The file of the environment that was written anew ``number`` times, 1 or more."""
     return f"{number:04d}.mdb"
@@ -503,12 +515,9 @@ class _Gate:
                 self._condition.notify_all()
 
 
-def _sync_directories(path: Path) -> None:
-    """Make the new directory entries durable."""
+def _sync_names(path: Path) -> None:
+    """Make the new names in a directory, and its own, durable. Raises StoreError."""
     for directory in (path, path.parent):
-        with contextlib.suppress(OSError):
-            handle = os.open(directory, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        # One that may not be read cannot be synced.
+        with contextlib.suppress(PermissionError):
+            sync_directory(directory)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,20 @@ import pyarrow as pa
 from thinrow.core.errors import CommitConflict, CorruptionError, InputError, NewerFormatError
 from thinrow.core.ragged import offsets_of
 from thinrow.core.users import UserKind
-from thinrow.history.recent.keys import is_sealed, seal, users_of_keys
+from thinrow.history.recent.keys import (
+    NO_ROWS,
+    PAIR_DTYPE,
+    UNKNOWN,
+    is_sealed,
+    joined_pairs,
+    listed_pairs,
+    refuse_wrong,
+    seal,
+    users_of_keys,
+)
 from thinrow.jagged import Column
 from thinrow.jagged.column import ARROW_TYPES, cast_column, concat_columns, null_column
+from thinrow.kernels import kernel
 from thinrow.schema import ColumnSpec, EventSchema
 
 FORMAT = 2
@@ -44,9 +54,11 @@ _SEAL = 4
 _CORRECTIONS = 1
 #: Bytes of strings in one append call (Arrow's 32-bit offsets).
 _MAX_HEAP_BYTES = 2**31 - 1
+_COUNTERS = "the user counters"
+_NO_BYTES: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rows:
     """Attributes:
     event_ts: (n,) int64 ms.
@@ -80,12 +92,16 @@ class _Layout:
     nullable: what the null bits stand for, in order: field names.
     heaped: what has bytes in the heap, in order: field names.
     format: that blocks of such rows carry.
+    head: first 8 bytes of their headers.
+    fields: (field, column) of each column.
     """
 
     dtype: np.dtype[np.void]
     nullable: tuple[str, ...]
     heaped: tuple[str, ...]
     format: int
+    head: int
+    fields: tuple[tuple[str, str], ...]
 
 
 def _field(spec: ColumnSpec) -> str:
@@ -104,8 +120,22 @@ def _lengths_of(field: str) -> str:
     return f"{field}.lengths"
 
 
-@lru_cache(maxsize=64)
+#: By schema, which is kept so that no other gets its id, and flags.
+_layouts: dict[tuple[int, int], tuple[EventSchema, _Layout]] = {}
+_MAX_LAYOUTS = 64
+
+
 def _layout(schema: EventSchema, flags: int) -> _Layout:
+    """The layout of rows; found by the schema's identity: to hash one takes as long as to encode ten rows."""
+    held = _layouts.get((id(schema), flags))
+    if held is None:
+        if len(_layouts) >= _MAX_LAYOUTS:
+            _layouts.clear()
+        held = _layouts[id(schema), flags] = schema, _new_layout(schema, flags)
+    return held[1]
+
+
+def _new_layout(schema: EventSchema, flags: int) -> _Layout:
     fields: list[Any] = [("event_ts", "<i8")]
     if flags & _CORRECTIONS:
         fields += [("target_ts", "<i8"), ("target_arrival", "<i8")]
@@ -125,33 +155,43 @@ def _layout(schema: EventSchema, flags: int) -> _Layout:
         else:
             fields.append((_field(c), np.dtype(c.dtype).newbyteorder("<"), (c.size,) if c.size else ()))
     shaped = any(c.ragged or c.size for c in schema.columns)
-    return _Layout(np.dtype(fields), tuple(nullable), tuple(heaped), FORMAT if shaped else _FORMAT_OF_SINGLE_VALUES)
+    form = FORMAT if shaped else _FORMAT_OF_SINGLE_VALUES
+    head = int.from_bytes(np.array((form, flags, 0, schema.schema_id, 0, 0, 0), HEADER_DTYPE).tobytes()[:8], "little")
+    columns = tuple((_field(c), c.name) for c in schema.columns)
+    return _Layout(np.dtype(fields), tuple(nullable), tuple(heaped), form, head, columns)
 
 
-def block_bounds(offsets: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Cut each user's rows into blocks: (first row of each block and the end of the last, user of each block)."""
-    counts = np.diff(offsets)
-    blocks = -(-counts // BLOCK_ROWS)
-    user = np.repeat(np.arange(len(counts)), blocks)
-    within = np.arange(len(user)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
-    starts = offsets[:-1][user] + within * BLOCK_ROWS
-    return np.append(starts, offsets[-1]), user
+@dataclass(slots=True)
+class Encoded:
+    """Rows as bytes, before they have numbers.
+
+    Attributes:
+        n: of rows.
+        table: (n * row_bytes,) uint8 of the rows.
+        row_bytes: of one.
+        heap: uint8 bytes of strings, row after row.
+        heap_off: (n + 1,) where each row's begin; empty where the schema has no strings.
+        head: first 8 bytes of the headers of their blocks.
+    """
+
+    n: int
+    table: npt.NDArray[np.uint8]
+    row_bytes: int
+    heap: npt.NDArray[np.uint8]
+    heap_off: npt.NDArray[np.int64]
+    head: int
 
 
-def encode_blocks(
-    schema: EventSchema,
-    rows: Rows,
-    bounds: npt.NDArray[np.int64],
-    first_arrival: npt.NDArray[np.int64],
-    keys: list[bytes],
-) -> list[bytes]:
-    """One sealed value for each block ``rows[bounds[b]:bounds[b + 1]]``; ``keys`` are the blocks' keys."""
+def encode_rows(schema: EventSchema, rows: Rows) -> Encoded:
+    """Rows of ``schema`` as they lie in blocks."""
     n, flags = len(rows.event_ts), 0 if rows.target_ts is None else _CORRECTIONS
-    layout = _layout(schema, flags)
-    fields = {_field(c): rows.columns[c.name] for c in schema.columns}
+    layout, columns = _layout(schema, flags), rows.columns
+    fields = {field: columns[name] for field, name in layout.fields}
     if schema.event_id_dtype is not None:
         fields["event_id"] = rows.event_ids or null_column(schema.event_id_dtype, n)
-    table = np.zeros(n, layout.dtype)
+    size = layout.dtype.itemsize
+    raw = np.empty(n * size, np.uint8)
+    table: npt.NDArray[np.void] = np.ndarray((n,), layout.dtype, raw)
     table["event_ts"] = rows.event_ts
     if rows.target_ts is not None:
         table["target_ts"], table["target_arrival"] = rows.target_ts, rows.target_arrival
@@ -159,37 +199,79 @@ def encode_blocks(
         table["nulls"] = _pack_nulls([fields[name].valid for name in layout.nullable], n)
     for name, column in fields.items():
         if column.dictionary is None and column.offsets is None:
-            values = column.values
-            if column.valid is not None:
-                shown = column.valid.reshape(-1, *(1,) * (values.ndim - 1))
-                values = np.where(shown, values, values.dtype.type(0))
+            values, valid = column.values, column.valid
+            if valid is not None:
+                values = np.where(valid.reshape(-1, *(1,) * (values.ndim - 1)), values, values.dtype.type(0))
             table[name] = values
-    heap, heap_bounds = b"", np.zeros(len(bounds), np.int64)
-    if layout.heaped:
-        heap, lengths = _pack_heap([fields[name.partition(".")[0]] for name in layout.heaped], layout.heaped, n)
-        for j, name in enumerate(layout.heaped):
-            table[name] = lengths[:, j]
-        heap_bounds = offsets_of(lengths.sum(axis=1))[bounds]
-    headers = np.zeros(len(keys), HEADER_DTYPE)
-    headers["format"], headers["flags"], headers["schema_id"] = layout.format, flags, schema.schema_id
-    headers["n"], headers["heap_bytes"] = np.diff(bounds), np.diff(heap_bounds)
-    headers["first_arrival"] = first_arrival
-    cut_rows = (bounds * layout.dtype.itemsize).tolist()
-    cut_heap = heap_bounds.tolist()
-    raw = table.tobytes()
-    parts = zip(
-        keys,
-        headers.view(f"V{_HEADER}").tolist(),
-        cut_rows[:-1],
-        cut_rows[1:],
-        cut_heap[:-1],
-        cut_heap[1:],
-        strict=True,
-    )
-    return [seal(key, header + raw[a:b] + heap[c:d]) for key, header, a, b, c, d in parts]
+    if not layout.heaped:
+        return Encoded(n, raw, size, _NO_BYTES, NO_ROWS, layout.head)
+    heap, lengths = _pack_heap([fields[name.partition(".")[0]] for name in layout.heaped], layout.heaped, n)
+    for j, name in enumerate(layout.heaped):
+        table[name] = lengths[:, j]
+    return Encoded(n, raw, size, np.frombuffer(heap, np.uint8).copy(), offsets_of(lengths.sum(axis=1)), layout.head)
 
 
-def _pack_nulls(valids: list[npt.NDArray[np.bool_] | None], n: int) -> npt.NDArray[np.uint8]:
+@dataclass(slots=True)
+class Numbered:
+    """Attributes:
+    arrivals: (n,) int64 of the rows.
+    pairs: (counter, trimmed) of each user, then (arrival, event_ts) of each row with an id.
+    blocks: (key, sealed value).
+    over: the first user whose numbers would end beyond all numbers, and nothing else holds then; -1 where none would.
+    """
+
+    arrivals: npt.NDArray[np.int64]
+    pairs: list[bytes]
+    blocks: list[tuple[bytes, bytes]]
+    over: int
+
+
+def number_rows(
+    encoded: Encoded,
+    keys: list[bytes],
+    held: dict[bytes, bytes],
+    floors: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int64],
+    id_rows: npt.NDArray[np.int64],
+    file: str,
+) -> Numbered:
+    """Give numbers to the rows ``[offsets[u], offsets[u + 1])`` of each user, whose key is ``keys[u]``.
+
+    Args:
+        held: the pair (counter, trimmed) of the users that are known, by key.
+        floors: (U,) of the others; or (1,), where it is the same for all.
+        id_rows: which rows have an event id.
+
+    Raises:
+        CorruptionError: a pair is not what was written.
+    """
+    n, n_users, size = encoded.n, len(keys), PAIR_DTYPE.itemsize
+    if UNKNOWN in held.values():
+        refuse_wrong(1, n_users, file, _COUNTERS)
+    known = joined_pairs([held.get(key, UNKNOWN) for key in keys], file, _COUNTERS) + b"".join(keys)
+    lengths, name_off = set(map(len, keys)), NO_ROWS
+    if lengths != {8}:
+        name_off = offsets_of([len(k) for k in keys])
+    # Each user has a block that is not full, at most.
+    most, n_pairs = n_users + n // BLOCK_ROWS, n_users + len(id_rows)
+    sealed_bytes = most * (max(lengths) + 8 + _HEADER + _SEAL) + len(encoded.table) + len(encoded.heap)
+    numbers, out = np.empty(n + 2 * most + 1, np.int64), np.empty(n_pairs * size + sealed_bytes, np.uint8)
+    n_blocks, wrong, over = kernel("number_rows")(
+        np.frombuffer(known, np.uint8), name_off, floors, offsets, id_rows, encoded.table, encoded.row_bytes,
+        encoded.heap, encoded.heap_off, encoded.head, numbers, out,
+    )  # fmt: skip
+    refuse_wrong(wrong, n_users, file, _COUNTERS)
+    if over >= 0:
+        return Numbered(NO_ROWS, [], [], over)
+    at = numbers[n : n + 2 * n_blocks + 1].tolist()
+    data = out[: at[-1]].tobytes()
+    blocks = [(data[a:b], data[b:c]) for a, b, c in zip(at[:-1:2], at[1::2], at[2::2], strict=True)]
+    return Numbered(numbers[:n], listed_pairs(out, n_pairs), blocks, -1)
+
+
+def _pack_nulls(valids: list[npt.NDArray[np.bool_] | None], n: int) -> npt.NDArray[np.uint8] | int:
+    if all(valid is None for valid in valids):
+        return 0
     nulls = np.zeros((n, len(valids)), np.bool_)
     for j, valid in enumerate(valids):
         if valid is not None:

@@ -26,7 +26,7 @@ from thinrow.schema import EventSchema
 Resolve: TypeAlias = Callable[[int | str, int | str], tuple[int, int] | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AppendResult:
     """Attributes:
     arrivals: (n,) int64 arrival of each row; of a duplicate, the one it was given the first time.
