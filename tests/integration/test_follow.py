@@ -11,23 +11,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from thinrow.core.errors import CommitConflict, CorruptionError, Erased, InputError, StoreError
-from thinrow.dpp import Batch, Loader, SessionSpec, follow
+from thinrow.dpp import Batch, Loader, SessionSpec, follow, loader
 from thinrow.dpp.stream import StreamSource
 from thinrow.examples.erase import erase_from_splits
 from thinrow.examples.log import ImpressionLog, OutcomeLog
+from thinrow.examples.records import ExampleBatch
 from thinrow.examples.splits import SplitLog
 from thinrow.examples.streaming import heartbeat, join_stream
 from thinrow.examples.table import ExampleTable
+from thinrow.history.archive.generation import Generation
 from thinrow.history.missing import OnMissing
 from thinrow.history.store import HistoryStore
+from thinrow.schema import Projection
 from thinrow.testing.world import EXAMPLES, World, make_world
 
 SIZES = {"base_rows": 5, "block": 2, "threads": 2, "poll_s": 0.01}
@@ -267,6 +271,146 @@ def test_a_killed_join_loses_and_doubles_nothing(world: World, tmp_path: Path) -
         reader.join(60)
         assert sorted(i for _, ids in got for i in ids) == sorted(shown)
         assert [d for d, _ in got] == [digest(b) for b in follow(store, stream.splits, **SIZES)]
+
+
+def _examples(batches: Iterable[Batch]) -> dict[int, str]:
+    """Request id -> everything that its example has, bit for bit."""
+    found: dict[int, str] = {}
+    for batch in batches:
+        for i, request in enumerate(batch.request_id.tolist()):
+            assert request not in found
+            found[request] = digest(batch.take(np.array([i]), 0))
+    return found
+
+
+def test_a_batch_session_over_the_table_of_the_same_join_has_the_same_examples(world: World, tmp_path: Path) -> None:
+    """Each example is equal bit for bit, history, candidates and labels; which batch it is in differs: the stream has
+    the order in which requests closed, the table that of buckets and users."""
+    stream = _Stream(tmp_path, world)
+    with world.table() as made:
+        schema = made.event_schema
+    published = ExampleTable.create(tmp_path / "t", event_schema=schema, example_schema=EXAMPLES, n_buckets=2)
+    live: list[Batch] = []
+    with world.store() as store, published as table:
+        session = follow(store, stream.splits, projection=Projection(max_len=20), **SIZES)
+        reader = threading.Thread(target=lambda: live.extend(session))
+        reader.start()
+        while stream.days:
+            stream.day()
+            join_stream(stream.shown, stream.happened, table, 0)
+        stream.splits.seal()
+        reader.join(60)
+        batches = list(loader(store, table, max_len=20, base_rows=5, block=2, batch_rows=10))
+        assert len(batches) == len(live) == 7
+        assert _examples(batches) == _examples(live)
+        assert sorted(_examples(live)) == list(range(63))
+        assert [b.request_id.tolist() for b in batches] != [b.request_id.tolist() for b in live]
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    calls: list[int] = []
+    real = getattr(SplitLog, name)
+    monkeypatch.setattr(SplitLog, name, lambda self, *args: calls.append(args[0] if args else 0) or real(self, *args))
+    return calls
+
+
+def test_opening_reads_what_it_goes_on_with_and_waiting_lists_nothing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = _Stream(tmp_path, world).all()
+    whole = [s.examples for s in stream.splits.scan() if len(s.examples)]
+    rows = ExampleBatch.concat(whole)
+    log = SplitLog(tmp_path / "many", stream.splits.event_schema, EXAMPLES)
+    number = None
+    for i in range(600):
+        # Every third split is one of outcomes that were counted, without rows.
+        part = rows.take(np.array([i % len(rows)] if i % 3 else [], np.int64))
+        number = log.append_after(number, part, "{}")
+    with world.store() as store:
+        session = follow(store, log, **{**SIZES, "threads": 1})
+        expected = [digest(b) for b in islice(session, 40)]
+        state = {**session.state_dict(), "t": 29}
+        session.close()
+        reads, lists = _counted(monkeypatch, "read"), _counted(monkeypatch, "numbers")
+        again = follow(store, SplitLog(tmp_path / "many", stream.splits.event_schema, EXAMPLES), **SIZES)
+        again.load_state_dict(state)
+        assert reads == [600]
+        assert digest(next(iter(again))) == expected[30]
+        again.close()
+        # Halving, then what the workers read ahead.
+        assert len(reads) < 60
+        waiting = follow(store, log, **SIZES, wait_s=0.2)
+        waiting.load_state_dict({**state, "t": 39})
+        assert not lists
+        reads.clear()
+        with pytest.raises(StoreError, match="400 rows"):
+            list(waiting)
+        # The newest when it was opened, nothing while it waits; in the end each worker lists, for a split that is lost.
+        assert len(reads) < 20
+        assert len(lists) <= 2
+
+
+def test_splits_that_were_pruned_before_they_were_read_are_not_skipped(world: World, tmp_path: Path) -> None:
+    stream = _Stream(tmp_path, world)
+    stream.day()
+    stream.day()
+    with world.store() as store:
+        session = follow(store, stream.splits, on_missing="skip", **SIZES)
+        batches = iter(session)
+        assert len(next(batches)) == 10
+        batches.close()
+        stream.all()
+        SplitLog(tmp_path / "s", stream.splits.event_schema, EXAMPLES).prune(8)
+        with pytest.raises(InputError, match=r"row \d+ of splits .* was pruned, it begins at \d+"):
+            list(session)
+
+
+def test_a_lost_split_is_told_while_the_log_is_waited_for(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thinrow.dpp.stream._LIST_S", 0.1)
+    stream = _Stream(tmp_path, world)
+    stream.day()
+    with world.store() as store:
+        session = follow(store, stream.splits, **SIZES)
+        stream.all()
+        for number in (2, 3):
+            (tmp_path / "s" / f"{number:016d}.log").unlink()
+        with pytest.raises(CorruptionError, match="missing"):
+            list(session)
+
+
+def test_a_late_pin_does_not_take_a_newer_one_back(world: World, tmp_path: Path) -> None:
+    """A worker that found its generation collected pins anew, slowly; meanwhile a split came, with a newer one."""
+    stream = _Stream(tmp_path, world).all()
+
+    class Slow:
+        def __init__(self, store: HistoryStore) -> None:
+            self.store, self.slow = store, threading.Event()
+            self.go = threading.Event()
+
+        def pin(self) -> Generation:
+            found = self.store.pin()
+            if self.slow.is_set():
+                self.slow.clear()
+                self.go.wait(10)
+            return found
+
+    shutil.copytree(world.store_path, tmp_path / "store")
+    with HistoryStore.open(tmp_path / "store") as store:
+        slow = Slow(store)
+        source = StreamSource(slow, stream.splits, 0.01, 1.0)
+        slow.slow.set()
+        late = threading.Thread(target=source._pin)
+        late.start()
+        while slow.slow.is_set():
+            time.sleep(0.001)
+        store.append(pa.table({"user": [1], "ts": [world.end_ms], "item": [1], "brand": ["b"]}))
+        store.compact()
+        newest = source._pin().number
+        slow.go.set()
+        late.join()
+        assert source._generation.number == newest == store.pin().number
 
 
 def test_the_log_keeps_its_order_and_its_end(world: World, tmp_path: Path) -> None:

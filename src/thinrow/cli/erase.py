@@ -22,6 +22,9 @@ impressions_option = click.option(
     "--impressions", multiple=True, type=_FOLDER, help="Log of impressions to clean; needs --table for its schema."
 )
 outcomes_option = click.option("--outcomes", multiple=True, type=_FOLDER, help="Log of outcomes to clean.")
+splits_option = click.option(
+    "--splits", multiple=True, type=_FOLDER, help="Log of splits to clean; needs --table for its schema."
+)
 table_option = click.option("--table", "tables", multiple=True, type=_FOLDER, help="Training table to clean.")
 grace_option = click.option(
     "--grace",
@@ -41,6 +44,7 @@ grace_option = click.option(
 @click.option("--until", help="Only events of the one user up to this time (inclusive): ms or ISO 8601.")
 @impressions_option
 @outcomes_option
+@splits_option
 @table_option
 @click.option("--resume", is_flag=True, help="Only finish erasures that were cut short.")
 @click.option(
@@ -56,6 +60,7 @@ def command(
     until: str | None,
     impressions: tuple[Path, ...],
     outcomes: tuple[Path, ...],
+    splits: tuple[Path, ...],
     tables: tuple[Path, ...],
     resume: bool,
     dry_run: bool,
@@ -74,7 +79,7 @@ def command(
     """
     from thinrow.history.store import HistoryStore
 
-    paths = paths_of(impressions, outcomes, tables)
+    paths = paths_of(impressions, outcomes, splits, tables)
     with HistoryStore.open(store_path) as store, ExitStack() as opened:
         ids = parse_users(users, store.schema.user_kind)
         some = _events_of(store, ids.tolist(), event_ids, arrivals, since, until)
@@ -118,9 +123,11 @@ def _events_of(
     return [EventsOf(users[0], ids, arrivals, first, last)]
 
 
-def paths_of(impressions: Sequence[Path], outcomes: Sequence[Path], tables: Sequence[Path]) -> dict[str, list[str]]:
+def paths_of(
+    impressions: Sequence[Path], outcomes: Sequence[Path], splits: Sequence[Path], tables: Sequence[Path]
+) -> dict[str, list[str]]:
     """Logs and tables by kind, as absolute paths; kinds without any are left out."""
-    named = {"impressions": impressions, "outcomes": outcomes, "tables": tables}
+    named = {"impressions": impressions, "outcomes": outcomes, "splits": splits, "tables": tables}
     return {kind: [str(p.absolute()) for p in found] for kind, found in named.items() if found}
 
 
@@ -128,24 +135,35 @@ def also_of(store: HistoryStore, paths: Mapping[str, Sequence[str]], opened: Exi
     """What cleans these logs and tables; tables stay open until ``opened`` closes.
 
     Raises:
-        InputError: a log of impressions is named and no table.
+        InputError: a log of impressions or splits is named and no table.
         StoreNotFound: a table is not there.
     """
     from thinrow.core.errors import InputError
     from thinrow.examples.erase import erase_everywhere
     from thinrow.examples.log import ImpressionLog, OutcomeLog
+    from thinrow.examples.splits import SplitLog
     from thinrow.examples.table import ExampleTable
 
     if not any(paths.values()):
         return None
     tables = [opened.enter_context(ExampleTable.open(p)) for p in paths.get("tables", ())]
-    if paths.get("impressions") and not tables:
-        raise InputError("a log of impressions needs the table that it is joined into, for its schema; add --table")
-    shown = [ImpressionLog(p, store.schema, tables[0].example_schema) for p in paths.get("impressions", ())]
+    for kind in ("impressions", "splits"):
+        if paths.get(kind) and not tables:
+            raise InputError(f"a log of {kind} needs a table of the same examples, for its schema; add --table")
+    shape = tables[0].example_schema if tables else None
+    shown = [ImpressionLog(p, store.schema, shape) for p in paths.get("impressions", ())]  # type: ignore[arg-type]
+    sealed = [SplitLog(p, store.schema, shape) for p in paths.get("splits", ())]  # type: ignore[arg-type]
     bought = [OutcomeLog(p) for p in paths.get("outcomes", ())]
 
     def also(generation: object, whole: object) -> None:
-        done = erase_everywhere(generation, whole, impressions=shown, outcomes=bought, tables=tables)  # type: ignore[arg-type]
+        done = erase_everywhere(
+            generation,  # type: ignore[arg-type]
+            whole,  # type: ignore[arg-type]
+            impressions=shown,
+            outcomes=bought,
+            tables=tables,
+            splits=sealed,
+        )
         click.echo(f"logs and tables: {done.removed} rows removed, {done.changed} redacted in {done.files} files")
 
     return also

@@ -15,6 +15,7 @@ from thinrow.cli.erase import (
     outcomes_option,
     paths_of,
     show,
+    splits_option,
     table_option,
 )
 
@@ -25,6 +26,7 @@ from thinrow.cli.erase import (
 @click.option("--max-events", type=int, help="Of each user the newest so many stay; 0 for no limit.")
 @impressions_option
 @outcomes_option
+@splits_option
 @table_option
 @click.option("--dry-run", is_flag=True, help="Say how many archived events would go; change nothing.")
 @grace_option
@@ -34,6 +36,7 @@ def command(
     max_events: int | None,
     impressions: tuple[Path, ...],
     outcomes: tuple[Path, ...],
+    splits: tuple[Path, ...],
     tables: tuple[Path, ...],
     dry_run: bool,
     grace_s: float,
@@ -64,7 +67,7 @@ def command(
         with progress_bar("retain") as progress:
             report = store.retain(
                 policy,
-                also=also_of(store, paths_of(impressions, outcomes, tables), opened),
+                also=also_of(store, paths_of(impressions, outcomes, splits, tables), opened),
                 grace_s=grace_s,
                 dry_run=dry_run,
                 progress=progress,

@@ -18,6 +18,7 @@ import hashlib
 import os
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
@@ -32,6 +33,7 @@ from thinrow.dpp.spec import SessionSpec, projection_of
 from thinrow.examples.records import ExampleBatch
 from thinrow.examples.splits import Split, SplitLog
 from thinrow.features import FeaturePlan
+from thinrow.history.archive.generation import Generation
 from thinrow.history.missing import OnMissing
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.requests import RequestBatch
@@ -39,7 +41,9 @@ from thinrow.schema import Projection
 
 Ints = npt.NDArray[np.int64]
 
-_CACHED_ROWS = 16_384
+_CACHED_ROWS, _CACHED_SPLITS = 16_384, 64
+#: Between two lists of a log that stands still, which show a lost split.
+_LIST_S = 60.0
 
 
 class _Left(Exception):
@@ -62,6 +66,9 @@ class StreamManifest:
 class StreamSource:
     """The rows of a split log, and histories from the newest generation of a store. Safe for threads.
 
+    Opening reads the newest split alone. Where a row stands is found by halving, in as many reads as the number of
+    splits has bits; the splits after it follow from there.
+
     Args:
         poll_s: between two looks at the log.
         wait_s: without a new split, after which ``wait`` raises; None for no end.
@@ -70,13 +77,12 @@ class StreamSource:
     def __init__(self, store: Pinnable, log: SplitLog, poll_s: float, wait_s: float | None) -> None:
         self._store, self._log, self._poll_s, self._wait_s = store, log, poll_s, wait_s
         self._generation = store.pin()
-        self._changed = threading.Condition()
-        self._numbers: list[int] = []
-        self._starts: list[int] = []
-        self._total = 0
-        self._grew, self._looked = time.monotonic(), -1.0
+        self._changed, self._lock = threading.Condition(), threading.Lock()
+        self._last, self._total = 0, 0
+        self._grew = self._listed = time.monotonic()
+        self._looked = -1.0
         self._left = False
-        self._held: OrderedDict[int, Split] = OrderedDict()
+        self._places, self._held = _Places(), _Held()
         self.end: int | None = None
         with self._changed:
             self._look()
@@ -101,6 +107,7 @@ class StreamSource:
 
         Raises:
             StoreError: no split came for ``wait_s``.
+            CorruptionError: the next split is lost.
         """
         with self._changed:
             while self._total < stop_row and self.end is None:
@@ -111,6 +118,7 @@ class StreamSource:
                     self._look()
                     self._changed.notify_all()
                 elif self._wait_s is not None and now - self._grew >= self._wait_s:
+                    self._log.numbers()  # says where a split is lost
                     raise StoreError(
                         f"{self._log.name} has {self._total} rows and had no new split for {self._wait_s} s: does the "
                         "join run? Iterate again to go on, or seal the log to end"
@@ -135,22 +143,26 @@ class StreamSource:
 
         Raises:
             InputError: splits with these rows were pruned.
+            CorruptionError: such a split is lost.
         """
-        if self._starts and first_row < self._starts[0] and first_row < stop_row:
-            raise InputError(f"row {first_row} of {self._log.name} was pruned, it begins at {self._starts[0]}")
         parts: list[ExampleBatch] = []
         rows: list[Ints] = []
-        at = max(int(np.searchsorted(self._starts, first_row, side="right")) - 1, 0)
-        for position in range(at, len(self._numbers)):
-            start = self._starts[position]
-            if start >= stop_row and parts:
-                break
-            one = self._read(self._numbers[position])
-            inside = np.flatnonzero((one.rows + start >= first_row) & (one.rows + start < stop_row))
-            if len(inside) or not parts:
-                parts.append(one.examples.take(inside))
-                rows.append(one.rows[inside] + start - first_row)
-        return ExampleBatch.concat(parts), np.concatenate(rows)
+        try:
+            # Of no rows the newest split tells the columns.
+            number = self._find(first_row) if first_row < stop_row else self._last
+            while True:
+                one = self._read(number)
+                at = one.rows + one.rows_before
+                inside = np.flatnonzero((at >= first_row) & (at < stop_row))
+                if len(inside) or not parts:
+                    parts.append(one.examples.take(inside))
+                    rows.append(at[inside] - first_row)
+                if first_row >= stop_row or one.rows_before + one.n_rows >= stop_row:
+                    return ExampleBatch.concat(parts), np.concatenate(rows)
+                number += 1
+        except ObjectNotFound as e:
+            first = self._log.read(self._log.numbers()[0]).rows_before
+            raise InputError(f"row {first_row} of {self._log.name} was pruned, it begins at {first}") from e
 
     def rebuild(
         self, batch: RequestBatch, projection: Projection, verify: bool, on_missing: OnMissing
@@ -163,41 +175,105 @@ class StreamSource:
         except Erased as e:
             if e.user is not None:
                 raise
-        self._generation = self._store.pin()
-        return reconstruct(self._generation, batch, projection, verify=verify, on_missing=on_missing)
+        return reconstruct(self._pin(), batch, projection, verify=verify, on_missing=on_missing)
+
+    def _pin(self) -> Generation:
+        """The newest generation; another thread may have pinned a newer one meanwhile."""
+        found = self._store.pin()
+        with self._lock:
+            if found.number > self._generation.number:
+                self._generation = found
+            return self._generation
 
     def _look(self) -> None:
         """Take in the splits that are new."""
         self._looked = time.monotonic()
-        last = self._numbers[-1] if self._numbers else 0
-        new = [number for number in self._log.numbers() if number > last]
-        if new:
-            # Their requests may have seen what only this generation has.
-            self._generation = self._store.pin()
-        for number in new:
-            split = self._log.read(number)
-            self._numbers.append(number)
-            self._starts.append(split.rows_before)
-            self._keep(number, split)
-            self._total, self._grew = split.rows_before + split.n_rows, self._looked
-            if split.sealed:
-                self.end = self._total
+        if self._looked - self._listed >= _LIST_S:
+            self._listed = self._looked
+            self._log.numbers()  # says where a split is lost
+        newest = self._log.newest(self._last) or 0
+        if newest <= self._last:
+            return
+        # Their requests may have seen what only this generation has.
+        self._pin()
+        split = self._read(newest)
+        self._last, self._total = newest, split.rows_before + split.n_rows
+        self._grew = self._listed = self._looked
+        if split.sealed:
+            self.end = self._total
+
+    def _find(self, row: int) -> int:
+        """The number of the split that holds a row. Raises ObjectNotFound where it was pruned."""
+        while True:
+            with self._lock:
+                number, stop = self._places.around(row)
+            if stop - number == 1:
+                return number
+            try:
+                self._read((number + stop) // 2 if number else 1)
+            except ObjectNotFound:
+                first = self._log.numbers()[0]
+                if self._read(first).rows_before > row:
+                    raise
+                with self._lock:
+                    self._places.forget(first)
 
     def _read(self, number: int) -> Split:
-        with self._changed:
+        with self._lock:
             held = self._held.get(number)
-            if held is not None:
-                self._held.move_to_end(number)
-                return held
-        split = self._log.read(number)
-        with self._changed:
-            self._keep(number, split)
-        return split
+        if held is None:
+            held = self._log.read(number)
+            with self._lock:
+                self._held.put(number, held)
+                self._places.note(number, held.rows_before)
+                self._places.note(number + 1, held.rows_before + held.n_rows)
+        return held
 
-    def _keep(self, number: int, split: Split) -> None:
-        self._held[number] = split
-        while len(self._held) > 2 and sum(s.n_rows for s in self._held.values()) > _CACHED_ROWS:
-            self._held.popitem(last=False)
+
+class _Places:
+    """The first rows of those splits that were read or follow one that was; numbers and rows ascend together."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._starts: list[int] = []
+
+    def note(self, number: int, start: int) -> None:
+        at = bisect_left(self._numbers, number)
+        if self._numbers[at : at + 1] != [number]:
+            self._numbers.insert(at, number)
+            self._starts.insert(at, start)
+
+    def forget(self, below: int) -> None:
+        """Nothing is known of splits numbered below ``below``."""
+        at = bisect_left(self._numbers, below)
+        del self._numbers[:at], self._starts[:at]
+
+    def around(self, row: int) -> tuple[int, int]:
+        """``[number, stop)``: the splits one of which holds a row that there is; number 0 where none before is known.
+        Of splits without rows the row's own comes last."""
+        at = bisect_right(self._starts, row)
+        return self._numbers[at - 1] if at else 0, self._numbers[at]
+
+
+class _Held:
+    """The splits used last: ``_CACHED_ROWS`` rows and ``_CACHED_SPLITS`` of them, but two in any case."""
+
+    def __init__(self) -> None:
+        self._splits: OrderedDict[int, Split] = OrderedDict()
+        self._rows = 0
+
+    def get(self, number: int) -> Split | None:
+        found = self._splits.get(number)
+        if found is not None:
+            self._splits.move_to_end(number)
+        return found
+
+    def put(self, number: int, split: Split) -> None:
+        if number not in self._splits:
+            self._splits[number] = split
+            self._rows += split.n_rows
+        while len(self._splits) > 2 and (self._rows > _CACHED_ROWS or len(self._splits) > _CACHED_SPLITS):
+            self._rows -= self._splits.popitem(last=False)[1].n_rows
 
 
 class StreamOrder:

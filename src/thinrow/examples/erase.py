@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.errors import CommitConflict
 from thinrow.core.ragged import offsets_of
 from thinrow.core.users import Users, distinct
 from thinrow.examples.log import ImpressionLog, OutcomeLog
@@ -113,16 +114,14 @@ def _without_gone(generation: Generation, batch: RequestBatch) -> tuple[RequestB
 def erase_from_log(log: ImpressionLog, generation: Generation, whole: Users) -> Redacted:
     """Erase from every file of a log of impressions what the generation's tombstones cover, and the users ``whole``.
 
-    A file keeps its number; it is replaced as a whole, durably. Safe beside appends and joins.
+    A file keeps its number; it is replaced as a whole, durably. Safe beside appends, joins and pruning.
 
     Raises as ``redact`` and ``ImpressionLog.read``.
     """
     done = Redacted()
-    for number in log.numbers():
-        records = log.read(number)
+    for number, records in log.items():
         kept = redact(generation, records.snapshots, whole)
-        if not kept.as_it_was:
-            log.rewrite(number, replace(records.take(kept.rows), snapshots=kept.batch))
+        if not kept.as_it_was and log.rewrite(number, replace(records.take(kept.rows), snapshots=kept.batch)):
             done += Redacted(kept.gone, int(kept.changed.sum()), 1)
     return done
 
@@ -130,7 +129,7 @@ def erase_from_log(log: ImpressionLog, generation: Generation, whole: Users) -> 
 def requests_that_go(log: ImpressionLog, generation: Generation, whole: Users) -> Ints:
     """(n,) ids of the requests in a log that ``erase_from_log`` removes."""
     found = [np.empty(0, np.int64)]
-    for records in log.scan():
+    for _, records in log.items():
         stays = redact(generation, records.snapshots, whole).rows
         found.append(np.delete(records.request_id, stays))
     return np.concatenate(found)
@@ -139,10 +138,9 @@ def requests_that_go(log: ImpressionLog, generation: Generation, whole: Users) -
 def erase_outcomes(log: OutcomeLog, request_ids: Ints) -> Redacted:
     """Erase the outcomes of some requests from every file of a log."""
     done = Redacted()
-    for number in log.numbers():
-        goes = np.isin(log.keys(number)["request_id"], request_ids)
-        if goes.any():
-            log.rewrite(number, log.read(number).take(~goes))
+    for number, records in log.items():
+        goes = np.isin(records.request_id, request_ids)
+        if goes.any() and log.rewrite(number, records.take(~goes)):
             done += Redacted(int(goes.sum()), 0, 1)
     return done
 
@@ -175,20 +173,39 @@ def erase_from_table(table: ExampleTable, generation: Generation, whole: Users) 
 
 
 def erase_from_splits(log: SplitLog, generation: Generation, whole: Users) -> Redacted:
-    """``erase_from_log`` for a log of splits; what stays of a split keeps its row numbers. The join that appends to the
-    log has to have read the logs it joins after those were erased from, or not to run meanwhile.
+    """``erase_from_log`` for a log of splits; what stays of a split keeps its row numbers. Erase from the logs that are
+    joined into it first: a step of the join that read them before then starts over (``SplitLog.fence``).
 
     Raises as ``redact`` and ``SplitLog.read``.
     """
     done = Redacted()
-    for number in log.numbers():
-        split = log.read(number)
+    _fence(log)
+    for number, split in log.items():
         kept = redact(generation, split.examples.batch, whole)
-        if not kept.as_it_was:
-            left = replace(split.examples.take(kept.rows), batch=kept.batch)
-            log.rewrite(number, replace(split, examples=left, rows=split.rows[kept.rows]))
+        if kept.as_it_was:
+            continue
+        left = replace(split.examples.take(kept.rows), batch=kept.batch)
+        if log.rewrite(number, replace(split, examples=left, rows=split.rows[kept.rows])):
             done += Redacted(kept.gone, int(kept.changed.sum()), 1)
     return done
+
+
+def _fence(log: SplitLog) -> None:
+    while True:
+        try:
+            log.fence()
+        except CommitConflict:
+            continue
+        return
+
+
+def split_requests_that_go(log: SplitLog, generation: Generation, whole: Users) -> Ints:
+    """(n,) ids of the requests in a log of splits that ``erase_from_splits`` removes."""
+    found = [np.empty(0, np.int64)]
+    for _, split in log.items():
+        stays = redact(generation, split.examples.batch, whole).rows
+        found.append(np.delete(split.examples.request_id, stays))
+    return np.concatenate(found)
 
 
 def table_requests_that_go(table: ExampleTable, generation: Generation, whole: Users) -> Ints:
@@ -209,13 +226,14 @@ def erase_everywhere(
     tables: list[ExampleTable],
     splits: Sequence[SplitLog] = (),
 ) -> Redacted:
-    """Erase from logs and tables: outcomes first, for only their requests tell whose they are; tables last, so that a
-    join that read a log before starts over.
+    """Erase from logs and tables: outcomes first, for only their requests tell whose they are; tables and splits last,
+    so that a join that read a log before starts over.
 
     Returns what was done in all of them. Raises as the functions above.
     """
     goes = [requests_that_go(log, generation, whole) for log in impressions]
     goes += [table_requests_that_go(table, generation, whole) for table in tables]
+    goes += [split_requests_that_go(sealed, generation, whole) for sealed in splits]
     ids = np.concatenate([np.empty(0, np.int64), *goes])
     done = Redacted()
     for results in outcomes:

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import CorruptionError, NewerFormatError, SchemaError, StoreError
+from thinrow.core.errors import CommitConflict, CorruptionError, NewerFormatError, SchemaError, StoreError
 from thinrow.core.units import NEVER
-from thinrow.examples.log import KEY_DTYPE, ImpressionLog, OutcomeLog
+from thinrow.examples.log import KEY_DTYPE, ImpressionLog, OutcomeLog, keys_of
 from thinrow.examples.outcomes import JoinCounts, join, known_names, last_window_ms
 from thinrow.examples.records import Impressions, Outcomes
 from thinrow.examples.table import ExampleTable
@@ -136,6 +136,12 @@ class LogRows:
         for number, part in zip(numbers.tolist(), np.split(wanted, first[1:]), strict=False):
             yield number, self.row[part]
 
+    def check(self, kind: str, number: int, request_id: npt.NDArray[np.int64], ts: npt.NDArray[np.int64]) -> None:
+        """Hold what was read of a file to its keys. Raises CommitConflict: an erasure rewrote it since."""
+        first, last = np.searchsorted(self.file, [number, number + 1])
+        if not np.array_equal(self.keys[first:last], keys_of(request_id, ts)):
+            raise CommitConflict(f"an erasure rewrote file {number} of the log of {kind} during the join; run again")
+
 
 def join_logs(impressions: ImpressionLog, outcomes: OutcomeLog, table: ExampleTable, now_ms: int) -> JoinReport:
     """Write the examples that have closed by ``now_ms``, in one commit, and count the outcomes settled by then.
@@ -144,7 +150,8 @@ def join_logs(impressions: ImpressionLog, outcomes: OutcomeLog, table: ExampleTa
     the requests and outcomes that settle in this call, and 32 bytes for each row that the logs keep.
 
     Raises:
-        CommitConflict: another writer committed first; nothing was written, run again.
+        CommitConflict: another writer committed first, or an erasure rewrote a log meanwhile; nothing was written, run
+            again.
         StoreError: the table was joined with other logs, or a log has lost files.
         SchemaError: the log has another example schema than the table.
         CorruptionError: a log file is damaged, missing or foreign.
@@ -221,14 +228,23 @@ def next_state(
 
 
 def load_impressions(log: ImpressionLog, rows: LogRows, wanted: npt.NDArray[np.intp]) -> Impressions:
-    """The records of rows at ``wanted``, ascending positions."""
-    parts = [log.read(number).take(taken) for number, taken in rows.by_file(wanted)]
+    """The records of rows at ``wanted``, ascending positions. Raises as ``LogRows.check``."""
+    parts = []
+    for number, taken in rows.by_file(wanted):
+        records = log.read(number)
+        rows.check(log.kind, number, records.request_id, records.snapshots.request_ts)
+        parts.append(records.take(taken))
     return Impressions.concat(parts) if parts else Impressions.empty(log.event_schema, log.example_schema)
 
 
 def load_outcomes(log: OutcomeLog, rows: LogRows, wanted: npt.NDArray[np.intp]) -> Outcomes:
-    """The records of rows at ``wanted``, ascending positions."""
-    return Outcomes.concat([log.read(number).take(taken) for number, taken in rows.by_file(wanted)])
+    """The records of rows at ``wanted``, ascending positions. Raises as ``LogRows.check``."""
+    parts = []
+    for number, taken in rows.by_file(wanted):
+        records = log.read(number)
+        rows.check(log.kind, number, records.request_id, records.ts)
+        parts.append(records.take(taken))
+    return Outcomes.concat(parts)
 
 
 def later_by(ts: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.int64]:

@@ -20,7 +20,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,63 @@ _HEAD = struct.Struct("<8sHHIQQI")
 _HEAD_BYTES = _HEAD.size + 4
 
 T = TypeVar("T")
+
+
+class _Head(NamedTuple):
+    """Of a file: rows, CRC of their keys, bytes of the body, its CRC."""
+
+    rows: int
+    keys_crc: int
+    body_bytes: int
+    body_crc: int
+
+    @classmethod
+    def of(cls, data: bytes, name: str, kind: str) -> _Head:
+        """Of what a file begins with."""
+        if len(data) < _HEAD_BYTES:
+            raise CorruptionError(f"{len(data)} bytes, shorter than a head; torn", file=name)
+        magic, version, number, keys_crc, rows, length, body_crc = _HEAD.unpack_from(data)
+        if magic != _MAGIC:
+            raise CorruptionError(f"starts with {magic!r}; not a thinrow log file", file=name)
+        if zlib.crc32(data[: _HEAD.size]) != int.from_bytes(data[_HEAD.size : _HEAD_BYTES], "little"):
+            raise CorruptionError("wrong CRC of the head", file=name)
+        if version > FORMAT:
+            raise NewerFormatError(f"log file {name} has format {version}, newer than {FORMAT}; update thinrow")
+        if number != _KINDS[kind]:
+            raise CorruptionError(f"holds records of kind {number}, not {kind}", file=name)
+        return cls(rows, keys_crc, length, body_crc)
+
+    @classmethod
+    def of_file(cls, data: bytes, name: str, kind: str) -> _Head:
+        """Of a whole file, which has to be as long as its head says."""
+        head = cls.of(data, name, kind)
+        head.check_size(len(data), name)
+        return head
+
+    def check_size(self, size: int, name: str) -> None:
+        """Raises CorruptionError where a file of ``size`` bytes is not whole."""
+        wanted = self.body_at + self.body_bytes
+        if size != wanted:
+            raise CorruptionError(f"{size} bytes, its head says {wanted}; torn", file=name)
+
+    @property
+    def body_at(self) -> int:
+        """Where in the file the body begins."""
+        return _HEAD_BYTES + self.rows * KEY_DTYPE.itemsize
+
+    def keys_in(self, data: bytes, name: str) -> npt.NDArray[np.void]:
+        """(rows,) KEY_DTYPE, which ``data`` begins with."""
+        packed = data[: self.rows * KEY_DTYPE.itemsize]
+        if zlib.crc32(packed) != self.keys_crc:
+            raise CorruptionError("wrong CRC of the keys", file=name)
+        return np.frombuffer(packed, KEY_DTYPE)
+
+    def body_of(self, data: bytes, name: str) -> memoryview:
+        """The body in the bytes of the file."""
+        body = memoryview(data)[self.body_at :]
+        if zlib.crc32(body) != self.body_crc:
+            raise CorruptionError("wrong CRC of the body", file=name)
+        return body
 
 
 class RecordLog(ABC, Generic[T]):
@@ -94,6 +151,18 @@ class RecordLog(ABC, Generic[T]):
         Raises:
             CorruptionError: a file between two others is missing, or one is none of ours.
         """
+        found = self._listed()
+        numbers = range(found[0], found[-1] + 1) if found else range(1, 1)
+        if len(found) != len(numbers):
+            # A file that was rewritten while others were pruned is there for a moment (``rewrite``).
+            found = self._listed()
+            numbers = range(found[0], found[-1] + 1) if found else range(1, 1)
+        if len(found) != len(numbers):
+            gap = next(n for n, have in zip(numbers, found, strict=False) if n != have)
+            raise CorruptionError(f"missing, though number {found[-1]} is there; restore it", file=file_name(gap))
+        return numbers
+
+    def _listed(self) -> list[int]:
         found = []
         for name in self._objects.list(""):
             if name == "log.json":
@@ -106,20 +175,41 @@ class RecordLog(ABC, Generic[T]):
             ):
                 raise CorruptionError(f"not a file of the log of {self.kind}; move it away", file=name)
             found.append(int(number))
-        numbers = range(found[0], found[-1] + 1) if found else range(1, 1)
-        if len(found) != len(numbers):
-            gap = next(n for n, have in zip(numbers, found, strict=False) if n != have)
-            raise CorruptionError(f"missing, though number {found[-1]} is there; restore it", file=file_name(gap))
-        return numbers
+        return found
+
+    def newest(self, known: int = 0) -> int | None:
+        """The number of the newest file; None where there is none.
+
+        Where file ``known`` (or file 1) is there still it is found by asking for names in growing steps, not by a list
+        of all: a file that is lost may be taken for the end of the log, unless the next one is there. Where ``known``
+        was pruned all are listed.
+
+        Raises as ``numbers``.
+        """
+        start, step = next((n for n in (known, 1) if n > 0 and self._has(n)), 0), 1
+        while start and self._has(start + step):
+            start, step = start + step, 2 * step
+        # File ``start`` is there, ``start + step`` is not.
+        while step > 1:
+            step //= 2
+            start += step * self._has(start + step)
+        if not start or self._has(start + 2):
+            numbers = self.numbers()
+            return numbers[-1] if numbers else None
+        return start
 
     def keys(self, number: int) -> npt.NDArray[np.void]:
         """(rows,) KEY_DTYPE of a file; its body is not read. Raises as ``read``."""
         name = file_name(number)
-        rows, crc, _, _ = self._head(name)
-        data = self._bytes(name, _HEAD_BYTES, rows * KEY_DTYPE.itemsize)
-        if zlib.crc32(data) != crc:
-            raise CorruptionError("wrong CRC of the keys", file=name)
-        return np.frombuffer(data, KEY_DTYPE)
+        size = self._objects.size(name)
+        try:
+            head = _Head.of(self._bytes(name, 0, min(_HEAD_BYTES, size)), name, self.kind)
+            head.check_size(size, name)
+            return head.keys_in(self._bytes(name, _HEAD_BYTES, head.rows * KEY_DTYPE.itemsize), name)
+        except CorruptionError:
+            # The file may have been rewritten between two reads of it: of one read this is not so.
+            data = self._objects.get(name)
+            return _Head.of_file(data, name, self.kind).keys_in(data[_HEAD_BYTES:], name)
 
     def read(self, number: int) -> T:
         """The records of a file.
@@ -131,10 +221,9 @@ class RecordLog(ABC, Generic[T]):
             SchemaError: it was written under other schemas.
         """
         name = file_name(number)
-        rows, _, length, crc = self._head(name)
-        body = self._bytes(name, _HEAD_BYTES + rows * KEY_DTYPE.itemsize, length)
-        if zlib.crc32(body) != crc:
-            raise CorruptionError("wrong CRC of the body", file=name)
+        data = self._objects.get(name)
+        head = _Head.of_file(data, name, self.kind)
+        body, rows = head.body_of(data, name), head.rows
         try:
             with ipc.open_stream(pa.py_buffer(body)) as reader:
                 table = reader.read_all()
@@ -147,22 +236,40 @@ class RecordLog(ABC, Generic[T]):
         except (SchemaError, KeyError) as e:
             raise SchemaError(f"log file {name} was written under other schemas: {e}") from e
 
+    def items(self) -> Iterator[tuple[int, T]]:
+        """Number and records of each file, in order, without those that are pruned meanwhile. Raises as ``read``."""
+        for number in self.numbers():
+            try:
+                records = self.read(number)
+            except ObjectNotFound:
+                if number in self.numbers():
+                    raise
+            else:
+                yield number, records
+
     def scan(self, start: int = 1, stop: int | None = None) -> Iterator[T]:
         """The records of each file in ``[start, stop)``, in order. Raises as ``read``."""
         for number in self.numbers():
             if start <= number and (stop is None or number < stop):
                 yield self.read(number)
 
-    def rewrite(self, number: int, records: T) -> None:
-        """Put ``records``, which may be none, in the place of those of a file; durable when it returns.
+    def rewrite(self, number: int, records: T) -> bool:
+        """Put ``records``, which may be none, in the place of those of a file; durable when it returns. Of a file that
+        was pruned nothing is left, and False is returned.
 
         Raises:
-            ObjectNotFound: there is no such file.
             InputError, SchemaError: records that do not fit the schemas; nothing was written.
         """
-        self._objects.size(file_name(number))
         table, keys = self._pack(records)
-        self._objects.put(file_name(number), encode_file(table, keys, self.kind))
+        data, numbers = encode_file(table, keys, self.kind), self.numbers()
+        if number not in numbers:
+            return False
+        self._objects.put(file_name(number), data)
+        if number != numbers[-1] and not self._has(number + 1):
+            # Pruned meanwhile, with those after it. ``prune`` looks again at what it has deleted, in the other order.
+            self._objects.delete(file_name(number))
+            return False
+        return True
 
     def prune(self, below: int) -> int:
         """Delete the files numbered below ``below``, but never the newest: its number tells what the next one is.
@@ -173,14 +280,22 @@ class RecordLog(ABC, Generic[T]):
         # Ascending, so that a crash leaves no gap.
         for number in doomed:
             self._objects.delete(file_name(number))
+        for number in doomed:
+            # It was rewritten meanwhile.
+            if self._has(number):
+                self._objects.delete(file_name(number))
         return len(doomed)
 
     def _is_end(self, number: int) -> bool:
         """Whether ``number``, once the end of the log, is so still or is taken: false when others pruned past it."""
+        return number > 1 and self._has(number - 1)
+
+    def _has(self, number: int) -> bool:
         try:
-            return number > 1 and self._objects.size(file_name(number - 1)) > 0
+            self._objects.size(file_name(number))
         except ObjectNotFound:
             return False
+        return True
 
     @abstractmethod
     def _pack(self, records: T) -> tuple[pa.Table, npt.NDArray[np.void]]:
@@ -210,24 +325,6 @@ class RecordLog(ABC, Generic[T]):
         if kind != self.kind:
             raise InputError(f"this is a log of {kind}, not of {self.kind}; give each its own directory")
         return identity
-
-    def _head(self, name: str) -> tuple[int, int, int, int]:
-        size = self._objects.size(name)
-        if size < _HEAD_BYTES:
-            raise CorruptionError(f"{size} bytes, shorter than a head; torn", file=name)
-        head = self._bytes(name, 0, _HEAD_BYTES)
-        magic, version, kind, keys_crc, rows, length, body_crc = _HEAD.unpack_from(head)
-        if magic != _MAGIC:
-            raise CorruptionError(f"starts with {magic!r}; not a thinrow log file", file=name)
-        if zlib.crc32(head[: _HEAD.size]) != int.from_bytes(head[_HEAD.size :], "little"):
-            raise CorruptionError("wrong CRC of the head", file=name)
-        if version > FORMAT:
-            raise NewerFormatError(f"log file {name} has format {version}, newer than {FORMAT}; update thinrow")
-        if kind != _KINDS[self.kind]:
-            raise CorruptionError(f"holds records of kind {kind}, not {self.kind}", file=name)
-        if size != _HEAD_BYTES + rows * KEY_DTYPE.itemsize + length:
-            raise CorruptionError(f"{size} bytes, its head says {_HEAD_BYTES + rows * 16 + length}; torn", file=name)
-        return rows, keys_crc, length, body_crc
 
     def _bytes(self, name: str, offset: int, length: int) -> bytes:
         out = np.empty(length, np.uint8)
@@ -317,7 +414,7 @@ class _AnyLog(ImpressionLog):
     def check(self, number: int) -> None:
         """Hold a file to its checksums. Raises as ``read``."""
         name = file_name(number)
-        self.keys(number)
-        rows, _, length, crc = self._head(name)
-        if zlib.crc32(self._bytes(name, _HEAD_BYTES + rows * KEY_DTYPE.itemsize, length)) != crc:
-            raise CorruptionError("wrong CRC of the body", file=name)
+        data = self._objects.get(name)
+        head = _Head.of_file(data, name, self.kind)
+        head.keys_in(data[_HEAD_BYTES:], name)
+        head.body_of(data, name)

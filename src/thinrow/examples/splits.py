@@ -9,7 +9,8 @@ Worked example: three steps of ``join_stream`` into a split log::
 
 A split is put if absent under the next number, whole, synced, with CRCs of head, keys and body. The state of the join
 lies in the split itself, so a killed step has written its split and is done, or has not and does it again: every
-example is there once. An erasure takes rows out of a split; the others keep their numbers.
+example is there once. An erasure takes rows out of a split; the others keep their numbers. It begins with an empty
+split (``fence``), after which a step that read its logs before is one that another writer overtook.
 """
 
 from __future__ import annotations
@@ -70,14 +71,12 @@ class SplitLog(RecordLog[Split]):
         super().__init__(path)
         self.event_schema, self.example_schema = event_schema, example_schema
         self.name = f"splits {self.id}"
+        self._last = 0
 
     def join_state(self) -> tuple[int | None, str | None]:
         """Number of the newest split, and the state of the join in it; None where there is none."""
-        numbers = self.numbers()
-        if not len(numbers):
-            return None, None
-        last = self.read(numbers[-1])
-        return numbers[-1], last.state or None
+        number = self._newest()
+        return (None, None) if not number else (number, self.read(number).state or None)
 
     def append_after(self, number: int | None, examples: ExampleBatch, join_state: str) -> int:
         """Append a split after ``number``, durably; returns its number.
@@ -101,22 +100,47 @@ class SplitLog(RecordLog[Split]):
         Raises:
             CommitConflict: another writer appended meanwhile; run again.
         """
-        numbers = self.numbers()
-        start, state = 0, ""
-        if len(numbers):
-            last = self.read(numbers[-1])
-            if last.sealed:
-                return numbers[-1]
-            start, state = last.rows_before + last.n_rows, last.state
+        number, last = self._end()
+        return number if last.sealed else self._put_empty(number, last, sealed=True)
+
+    def fence(self) -> int | None:
+        """Append a split without rows, so that whoever read the state before it cannot append any more: a join that is
+        at work starts over, and reads its logs as they are now. Returns its number; None where the log is sealed.
+
+        Raises:
+            CommitConflict: another writer appended meanwhile; run again.
+        """
+        number, last = self._end()
+        return None if last.sealed else self._put_empty(number, last, sealed=False)
+
+    def _end(self) -> tuple[int, Split]:
+        """The newest split and its number; 0 and one without rows where there is none."""
+        number = self._newest()
+        return (number, self.read(number)) if number else (0, self._empty(0, "", sealed=False))
+
+    def _put_empty(self, number: int, last: Split, *, sealed: bool) -> int:
+        return self._put(number + 1, self._empty(last.rows_before + last.n_rows, last.state, sealed=sealed))
+
+    def _empty(self, start: int, state: str, *, sealed: bool) -> Split:
         none = join(
             Impressions.empty(self.event_schema, self.example_schema), Outcomes.empty(), self.example_schema, 0
         ).examples
-        return self._put(numbers.stop, Split(none, np.arange(0), start, 0, state, sealed=True))
+        return Split(none, np.arange(0), start, 0, state, sealed)
+
+    def _newest(self) -> int:
+        """The newest split, 0 where there is none: by a list the first time, so that a lost file is noticed, and from
+        the one that was the newest on later."""
+        if self._last:
+            self._last = self.newest(self._last) or 0
+        else:
+            numbers = self.numbers()
+            self._last = numbers[-1] if numbers else 0
+        return self._last
 
     def _put(self, number: int, split: Split) -> int:
         table, keys = self._pack(split)
         # A log that was pruned is never empty, so the next number is taken or free, never one that was.
-        if number != self.numbers().stop:
+        if number != self._newest() + 1:
             raise CommitConflict(f"{self.name} moved on from split {number - 1}; read its state and run again")
         self._objects.put_if_absent(file_name(number), encode_file(table, keys, self.kind))
         return number

@@ -111,7 +111,8 @@ def join_stream(
 
     Raises:
         InputError: a time out of bounds.
-        CommitConflict: another writer committed first; nothing was written, run again.
+        CommitConflict: another writer committed first, or an erasure rewrote a log meanwhile; nothing was written, run
+            again.
         StoreError: the table was joined by another rule or with other logs, or a log has lost files.
         SchemaError: the log has another example schema than the table.
         CorruptionError: a log file is damaged, missing or foreign.

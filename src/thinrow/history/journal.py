@@ -17,7 +17,7 @@ from thinrow.storage.sealed import seal, unseal
 
 FORMAT = 1
 _FOLDER = "erasures/"
-_KINDS = ("impressions", "outcomes", "tables")
+_KINDS = ("impressions", "outcomes", "splits", "tables")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Pending:
         users: whole users, and the number up to which each is erased.
         events: users, and the arrivals of theirs that are erased.
         also: whether something else is to be cleaned before it counts as done.
-        paths: of that, by kind: "impressions", "outcomes", "tables"; empty where only the caller knows.
+        paths: of that, by kind: "impressions", "outcomes", "splits", "tables"; empty where only the caller knows.
         name: of the journal's object.
     """
 
