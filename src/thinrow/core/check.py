@@ -72,8 +72,10 @@ def path(value: Any, name: str) -> Path:
 
 def whole(value: Any, name: str) -> Any:
     """An integer. Raises InputError."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not -_MOST <= value <= _MOST:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         raise InputError(f"{name}={shown(value)}; it must be an integer")
+    if not -_MOST <= value <= _MOST:
+        raise InputError(f"{name}={shown(value)}; it must be an integer of -2^62 to 2^62")
     return value
 
 

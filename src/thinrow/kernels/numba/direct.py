@@ -67,7 +67,8 @@ def _open(at: int, end: int, n: Any, width: Any) -> Any:
             return 0, at, 0
         _, low, high, _, _, lanes = patches(at, n)
         return low, lanes, low + high
-    return (bits, at, bits) if at + packed_bytes(n, bits, True) == end else (0, at, 0)
+    # Of packed steps the width is said within the block, where nobody has looked at it.
+    return (bits, at, bits) if bits <= 64 and at + packed_bytes(n, bits, True) == end else (0, at, 0)
 
 
 @njit
