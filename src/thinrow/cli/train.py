@@ -10,6 +10,7 @@ import click
 from thinrow.cli.common import parse_time, progress_bar, store_option
 
 if TYPE_CHECKING:
+    from thinrow.dpp.engines import EngineName
     from thinrow.training import TrainConfig
 
 table_option = click.option(
@@ -26,7 +27,13 @@ table_option = click.option(
 @click.option("--since", "since_text", help="Train on requests from this time (inclusive): ms or ISO 8601.")
 @click.option("--until", "until_text", help="Train on requests before this time (exclusive): ms or ISO 8601.")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --out, as if never interrupted.")
-@click.option("--threads", type=click.IntRange(1), help="Threads of the reader; any number gives the same losses.")
+@click.option("--threads", type=click.IntRange(1), help="Workers of the reader; any number gives the same losses.")
+@click.option(
+    "--engine",
+    type=click.Choice(["threads", "processes", "ray"]),
+    default="threads",
+    help="What runs the workers; any gives the same losses.",
+)
 def command(
     recipe: str,
     store_path: Path,
@@ -37,6 +44,7 @@ def command(
     until_text: str | None,
     resume: bool,
     threads: int | None,
+    engine: EngineName,
 ) -> None:
     """Train a ranker by RECIPE: a built-in one, or FILE.py:FUNCTION of your own that returns a TrainConfig.
 
@@ -59,7 +67,7 @@ def command(
         def on_step(step: int, total: int, record: dict[str, Any]) -> None:
             show(step, total)
 
-        _, result = train(config, store, table, out=out, resume=resume, threads=threads, on_step=on_step)
+        _, result = train(config, store, table, out=out, resume=resume, threads=threads, engine=engine, on_step=on_step)
     speed = result.candidates / max(result.seconds, 1e-9)
     click.echo(
         f"step {result.steps}: progressive NE {result.ne:.4f}; {result.examples} requests with {result.candidates} "

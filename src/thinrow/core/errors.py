@@ -24,6 +24,7 @@
     │   └── Expired                  older, or more, than the store's retention keeps
     ├── CorruptionError              bytes that are not what was written (file, and user and column where known)
     │   └── VersionMismatch          a rebuilt history that is not the one its version describes
+    ├── WorkerLost                   workers of a reader ended, one after another, over one base batch, or opening
     └── MissingExtraError (ImportError)   an optional dependency that is not installed; names the extra
 """
 
@@ -189,8 +190,24 @@ class VersionMismatch(CorruptionError):
     """A rebuilt history differs from the one that its version describes."""
 
 
+class WorkerLost(ThinrowError):
+    """Worker processes or actors of a reader ended, one after another, without a word; what came before was delivered.
+
+    Attributes:
+        item: the base batch that they had begun, counted from 0 over the run; None where they did not come so far.
+    """
+
+    def __init__(self, message: str, *, item: int | None = None) -> None:
+        self.item = item
+        super().__init__(message)
+
+
 class MissingExtraError(ThinrowError, ImportError):
     """An optional dependency is not installed."""
 
     def __init__(self, module: str, extra: str) -> None:
+        self.module, self.extra = module, extra
         super().__init__(f"{module} is not installed; run: pip install 'thinrow[{extra}]'")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MissingExtraError, (self.module, self.extra)

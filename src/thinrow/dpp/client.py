@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreError
 from thinrow.dpp.batch import Batch
-from thinrow.dpp.engines import ThreadEngine
+from thinrow.dpp.engines import Engine, EngineChoice, EngineName, engine_of
 from thinrow.dpp.order import Order, RowRefs
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec, projection_of
@@ -29,6 +30,7 @@ from thinrow.features import FeaturePlan
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.missing import OnMissing
+from thinrow.history.reconstruct import count_read
 from thinrow.schema import Projection
 
 _STATE_FORMAT = 1
@@ -46,11 +48,16 @@ class LoaderStats(ReadStats):
         batches: batches yielded.
         examples: examples yielded.
         waited_s: seconds that the reader waited for workers.
+        restarts: workers that ended and were replaced.
+        copied_bytes: bytes that were copied between workers and reader; 0 with threads, and with processes unless
+            batches are kept.
     """
 
     batches: int = 0
     examples: int = 0
     waited_s: float = 0.0
+    restarts: int = 0
+    copied_bytes: int = 0
 
 
 class Loader:
@@ -62,6 +69,9 @@ class Loader:
         rank: which part of each global batch to yield, in [0, n_ranks).
         hold: entered while the loader is iterated, to keep what it reads from being collected.
         order: of the rows; that of the spec over the source's splits by default.
+        engine: what runs the workers, by name ("threads", "processes", "ray") or with its settings.
+        count: called for each base batch that was produced outside of this process, with its figures and its number of
+            examples.
         n_ranks: parts of a global batch. The state of a reader is the same at every rank, and fits any number of ranks.
 
     Raises:
@@ -77,6 +87,8 @@ class Loader:
         n_ranks: int = 1,
         hold: Callable[[], AbstractContextManager[object]] = nullcontext,
         order: Order | None = None,
+        engine: EngineName | EngineChoice = "threads",
+        count: Callable[[ReadStats, int], None] | None = None,
     ) -> None:
         if not 0 <= rank < n_ranks:
             raise InputError(f"rank={rank} of n_ranks={n_ranks}; rank must be in [0, n_ranks)")
@@ -86,8 +98,15 @@ class Loader:
         self._order: Order = order or spec.order(source.split_rows)
         self._worker = Worker(spec, self._order, source)
         self._hold = hold
-        self._engine: ThreadEngine[Produced] | None = None
+        self._choice = engine_of(engine)
+        self._count = None if self._choice.in_process else count
+        self._engine: Engine[Produced] | None = None
         self._t = -1
+
+    @property
+    def engine(self) -> Engine[Produced] | None:
+        """What runs the workers; None while the loader is not iterated."""
+        return self._engine
 
     @property
     def n_batches(self) -> int | None:
@@ -110,8 +129,9 @@ class Loader:
     def _batches(self) -> Iterator[Batch]:
         order, spec = self._order, self.spec
         first = order.bases_of(self._t + 1).start
-        self._engine = engine = ThreadEngine(
-            self._worker.produce, first=first, stop=order.n_bases, threads=spec.threads, window=spec.window
+        self._figures: tuple[float, int, int] = (0.0, 0, 0)
+        self._engine = engine = self._choice.start(
+            self._worker.produce, first=first, stop=order.n_bases, workers=spec.workers, window=spec.window
         )
         held: dict[int, Produced] = {}
         fetched = first
@@ -202,11 +222,17 @@ class Loader:
     def _has(self, t: int) -> bool:
         return self.n_batches is None or t < self.n_batches
 
-    def _account(self, engine: ThreadEngine[Produced]) -> Produced:
-        waited = engine.waited_s
+    def _account(self, engine: Engine[Produced]) -> Produced:
         produced = engine.next()
-        self.stats.waited_s += engine.waited_s - waited
+        figures = engine.waited_s, engine.restarts, engine.copied_bytes
+        waited, restarts, copied = (now - before for now, before in zip(figures, self._figures, strict=True))
+        self._figures = figures
+        self.stats.waited_s += waited
+        self.stats.restarts += int(restarts)
+        self.stats.copied_bytes += int(copied)
         self.stats.add(produced.stats)
+        if self._count is not None:
+            self._count(produced.stats, len(produced.rows))
         return produced
 
 
@@ -246,6 +272,13 @@ def _held(generation: Generation) -> Iterator[None]:
         yield
 
 
+def _workers(workers: int | None, threads: int | None) -> int:
+    if workers is not None and threads is not None:
+        raise InputError(f"both workers={workers} and threads={threads}, which are the same; give one")
+    given = threads if workers is None else workers
+    return (os.cpu_count() or 1) if given is None else given
+
+
 class Pinnable(Protocol):
     """A history store."""
 
@@ -269,6 +302,8 @@ def loader(
     until_ms: int | None = None,
     user_share: float | None = None,
     user_seed: int = 0,
+    engine: EngineName | EngineChoice = "threads",
+    workers: int | None = None,
     threads: int | None = None,
     verify: bool = True,
     on_missing: OnMissing = "fail",
@@ -290,7 +325,9 @@ def loader(
             is no batch.
         since_ms, until_ms: short for ``rows``: examples with ``since_ms <= request_ts < until_ms``; None for no bound.
         user_share, user_seed: short for ``rows``: users whose hash falls into this share, 0 < share <= 1.
-        threads: workers; None for one a core.
+        engine: what runs the workers: "threads" of this process, "processes" of this machine, actors of a "ray"
+            cluster, or an engine with its settings (``thinrow.dpp.engines``). Any gives the same batches.
+        workers, threads: two names for how many; None for one a core.
         snapshot_id: of the table; None for the newest. A resumed run needs the one it began with.
 
     The rest are fields of ``SessionSpec`` and arguments of ``Loader``.
@@ -321,11 +358,12 @@ def loader(
         epochs=epochs,
         seed=seed,
         interleave=interleave,
-        threads=threads if threads is not None else os.cpu_count() or 1,
+        workers=_workers(workers, threads),
         verify=verify,
         on_missing=on_missing,
     )
     # A base batch ends within a row group, which the next one of its split goes on with.
-    cached_rows = (2 * interleave + spec.threads) * (ROW_GROUP_ROWS + base_rows)
+    cached_rows = (2 * interleave + spec.workers) * (ROW_GROUP_ROWS + base_rows)
     source = TableSource(table, snapshot, generation, cached_rows=cached_rows, rows=spec.rows)
-    return Loader(spec, source, rank=rank, n_ranks=n_ranks, hold=lambda: _held(generation))
+    hold, count = partial(_held, generation), partial(count_read, generation, projection)
+    return Loader(spec, source, rank=rank, n_ranks=n_ranks, hold=hold, engine=engine, count=count)

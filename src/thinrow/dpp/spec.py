@@ -41,7 +41,7 @@ class SessionSpec:
         epochs: passes over the table; None for no end.
         seed: of every permutation.
         interleave: buckets that are read in turn.
-        threads: workers of the local engine. Any number gives the same batches.
+        workers: how many produce base batches. Any number gives the same batches.
         verify: hold every history against its version.
         on_missing: what becomes of examples that saw events which were erased or have expired, and of examples that
             were erased themselves: "fail" raises; "skip" leaves them out, so that batches are shorter by them and
@@ -60,20 +60,20 @@ class SessionSpec:
     epochs: int | None = 1
     seed: int = 0
     interleave: int = 4
-    threads: int = 2
+    workers: int = 2
     verify: bool = True
     on_missing: OnMissing = "fail"
 
     def __post_init__(self) -> None:
         check_policy(self.on_missing)
-        for name in ("base_rows", "block", "interleave", "threads"):
+        for name in ("base_rows", "block", "interleave", "workers"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}; it must be 1 or more")
 
     @property
     def window(self) -> int:
-        """Base batches in flight at most: two blocks at least, four a thread."""
-        return max(2 * self.block, 4 * self.threads)
+        """Base batches in flight at most: two blocks at least, four a worker."""
+        return max(2 * self.block, 4 * self.workers)
 
     def order(self, split_rows: tuple[int, ...]) -> VirtualOrder:
         """The virtual order over splits of these numbers of rows."""

@@ -393,7 +393,7 @@ def follow(
         batch_rows=batch_rows,
         seed=seed,
         interleave=1,
-        threads=threads if threads is not None else os.cpu_count() or 1,
+        workers=threads if threads is not None else os.cpu_count() or 1,
         verify=verify,
         on_missing=on_missing,
     )

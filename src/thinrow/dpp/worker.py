@@ -10,7 +10,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,13 @@ from thinrow.examples.datafiles import ROW_GROUP_ROWS
 from thinrow.examples.records import ExampleBatch
 from thinrow.examples.table import ExampleTable
 from thinrow.features import FeaturePlan, featurize
-from thinrow.history.archive.generation import Generation
+from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.missing import OnMissing
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.requests import RequestBatch
 from thinrow.schema import Projection
+from thinrow.storage.objects import ObjectStore
 
 Ints = npt.NDArray[np.int64]
 
@@ -86,10 +88,19 @@ class TableSource:
         rows: RowFilter | None = None,
     ) -> None:
         table.check_buckets(generation.n_buckets)
+        self._set(table, generation, cached_rows, _open_view(table, snapshot_id, rows or RowFilter(), cached_rows))
+
+    def _set(self, table: ExampleTable, generation: Generation, cached_rows: int, view: _View) -> None:
         self._table, self._generation = table, generation
         self._cached_rows = cached_rows
         self._lock = threading.Lock()
-        self._view = _open_view(table, snapshot_id, rows or RowFilter(), cached_rows)
+        self._view = view
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Opened again in another process, on the rows that this one has: what was kept or erased is not asked anew."""
+        table, generation, view = self._table, self._generation, self._view
+        place = table.path, table.name, generation.objects, generation.number
+        return _reopened, (*place, self._cached_rows, view.snapshot_id, view.splits)
 
     @property
     def split_rows(self) -> tuple[int, ...]:
@@ -128,6 +139,29 @@ class TableSource:
             return reconstruct(self._generation, batch, projection, verify=verify, on_missing=on_missing)
 
 
+def _reopened(
+    path: Path,
+    name: str,
+    objects: ObjectStore,
+    number: int,
+    cached_rows: int,
+    snapshot_id: int | None,
+    splits: list[_Split],
+) -> TableSource:
+    archive = Archive(objects)
+    try:
+        generation = archive.generation(number)
+    except ObjectNotFound:
+        # Revoked and collected, as in ``rebuild``.
+        generation = archive.pin()
+        if generation.number < number:
+            raise
+    table = ExampleTable.open(path, name)
+    source = TableSource.__new__(TableSource)
+    source._set(table, generation, cached_rows, _View(table, snapshot_id, splits, cached_rows))
+    return source
+
+
 def _open_view(table: ExampleTable, snapshot_id: int | None, rows: RowFilter, cached_rows: int) -> _View:
     if snapshot_id is None:
         return _View(table, None, [_Split.of(0, None, None)] * table.n_buckets, cached_rows)
@@ -161,8 +195,8 @@ class _View:
     """The splits of one snapshot, and decoded rows of it. Safe for threads."""
 
     def __init__(self, table: ExampleTable, snapshot_id: int | None, splits: list[_Split], cached_rows: int) -> None:
-        self.splits = splits
-        self._table, self._snapshot_id = table, snapshot_id
+        self.splits, self.snapshot_id = splits, snapshot_id
+        self._table = table
         self._cached_rows, self._held_rows = cached_rows, 0
         self._lock = threading.Lock()
         self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
@@ -178,15 +212,15 @@ class _View:
                 inside = np.arange(low - off[chunk], high - off[chunk])
                 parts.append(self._chunk(split, chunk).take(inside))
         if not parts:
-            parts.append(self._table.read_bucket(split, self._snapshot_id, start=0, stop=0))
+            parts.append(self._table.read_bucket(split, self.snapshot_id, start=0, stop=0))
         return ExampleBatch.concat(parts), rows
 
     def succeeded(self) -> _View:
         """The view in which readers of this one go on. Raises ObjectNotFound where there is none: a file is lost."""
-        found = None if self._snapshot_id is None else self._table.successor(self._snapshot_id)
+        found = None if self.snapshot_id is None else self._table.successor(self.snapshot_id)
         if found is None:
             raise ObjectNotFound(
-                f"files of snapshot {self._snapshot_id} of table {self._table.name!r} are gone, and no later one says "
+                f"files of snapshot {self.snapshot_id} of table {self._table.name!r} are gone, and no later one says "
                 "that it took its place; restore them, or begin a new run on the newest snapshot"
             )
         snapshot_id, gone = found
@@ -207,7 +241,7 @@ class _View:
         with held.lock:
             if held.examples is None:
                 start, stop, rows = self.splits[split].stored_rows(chunk)
-                held.examples = self._table.read_bucket(split, self._snapshot_id, start=start, stop=stop, rows=rows)
+                held.examples = self._table.read_bucket(split, self.snapshot_id, start=start, stop=stop, rows=rows)
             return held.examples
 
 

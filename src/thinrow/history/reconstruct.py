@@ -189,6 +189,11 @@ def _few(
     return Reconstruction(found, stats, np.zeros(n, np.int8), np.arange(n))
 
 
+def count_read(generation: Generation, projection: Projection, stats: ReadStats, n: int) -> None:
+    """Count a read of n requests that another process did, among those of the store's columns."""
+    _count(generation, generation.columns_of(projection)[1], n, stats)
+
+
 def _count(generation: Generation, columns: Sequence[StoredColumn], n: int, stats: ReadStats) -> None:
     if generation.usage is not None:
         sizes = {c.id: stats.column_bytes.get(c.id, 0) for c in columns}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -47,6 +48,9 @@ class Meter:
         """The counts by name."""
         with self._lock:
             return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "_lock"}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Meter, tuple(self.counts().values())
 
 
 _meter: ContextVar[Meter | None] = ContextVar("thinrow_meter", default=None)

@@ -23,6 +23,7 @@ from thinrow.checkpoints import Checkpoint, has_checkpoints, load, save
 from thinrow.core.errors import CheckpointMismatch, InputError, ObjectNotFound, StoreNotFound
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.client import Loader, Pinnable, loader
+from thinrow.dpp.engines import EngineChoice, EngineName
 from thinrow.embeddings import SparseAdagrad, SparseAdam
 from thinrow.examples.table import ExampleTable
 from thinrow.history.archive.generation import Generation
@@ -68,21 +69,28 @@ class Trainer:
         config: of the run.
         store: a HistoryStore (its newest generation is read) or a generation.
         table: the examples.
-        threads: of the reader; None for one a core. Any number gives the same losses.
+        threads: workers of the reader; None for one a core. Any number gives the same losses.
+        engine: what runs them, as in ``thinrow.loader``. Any gives the same losses.
 
     Raises:
         InputError: the plan does not fit store and table, or no example passes ``config.rows``.
     """
 
     def __init__(
-        self, config: TrainConfig, store: Pinnable | Generation, table: ExampleTable, *, threads: int | None = None
+        self,
+        config: TrainConfig,
+        store: Pinnable | Generation,
+        table: ExampleTable,
+        *,
+        threads: int | None = None,
+        engine: EngineName | EngineChoice = "threads",
     ) -> None:
         spec = config.ranker
         spec.check_label(table.example_schema)
         self.config, self.table = config, table
         self.generation = store if isinstance(store, Generation) else store.pin()
         self.module, self.embeddings = spec.build(config.seed)
-        self.threads = threads
+        self.threads, self.engine = threads, engine
         self._inputs = spec.inputs
         self._open(table.snapshot_id)
         self._make_optimizers()
@@ -98,7 +106,8 @@ class Trainer:
             plan=config.ranker.plan,
             epochs=config.epochs,
             seed=config.seed,
-            threads=self.threads,
+            engine=self.engine,
+            workers=self.threads,
             base_rows=config.base_rows,
             block=config.block,
             snapshot_id=snapshot_id,
@@ -247,6 +256,7 @@ def train(
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     threads: int | None = None,
+    engine: EngineName | EngineChoice = "threads",
     on_step: OnStep | None = None,
 ) -> tuple[Trainer, TrainResult]:
     """Train a ranker; with ``out``, leave checkpoints and a log of steps there.
@@ -258,7 +268,7 @@ def train(
         InputError: ``out`` holds checkpoints and ``resume`` is not set; further as ``Trainer``.
         CheckpointMismatch: as ``Trainer.resume``.
     """
-    trainer = Trainer(config, store, table, threads=threads)
+    trainer = Trainer(config, store, table, threads=threads, engine=engine)
     folder = None if out is None else Path(out)
     if folder is not None and resume:
         trainer.resume(folder)

@@ -129,9 +129,9 @@ def test_every_example_once_an_epoch_with_its_own_values():
             assert b.context["hour"].values[i] == request % 24
 
 
-@pytest.mark.parametrize("threads", [2, 5])
-def test_threads_do_not_change_a_batch(threads):
-    assert [digest(b) for b in make(threads=threads)] == [digest(b) for b in make(threads=1)]
+@pytest.mark.parametrize("workers", [2, 5])
+def test_workers_do_not_change_a_batch(workers):
+    assert [digest(b) for b in make(workers=workers)] == [digest(b) for b in make(workers=1)]
 
 
 def test_restored_at_every_step_with_other_threads():
@@ -143,7 +143,7 @@ def test_restored_at_every_step_with_other_threads():
             next(walk)
         state = json.loads(json.dumps(first.state_dict()))
         walk.close()
-        second = make(threads=1 + t % 3)
+        second = make(workers=1 + t % 3)
         second.load_state_dict(state)
         assert [digest(b) for b in second] == whole[t:]
     assert not workers()
@@ -224,7 +224,7 @@ def test_a_state_without_a_filter_is_one_of_every_row():
 
 def test_projection_plan_and_threads_may_change_on_resume():
     other = make(
-        projection=Projection(max_len=2), plan=FeaturePlan({"h": Hash(Col("cand.item"))}), threads=3, generation=9
+        projection=Projection(max_len=2), plan=FeaturePlan({"h": Hash(Col("cand.item"))}), workers=3, generation=9
     )
     other.load_state_dict(make().state_dict())
 
@@ -238,7 +238,7 @@ def test_a_state_out_of_bounds_is_refused(change):
 
 
 def test_an_error_of_a_worker_comes_after_the_batches_before_it():
-    loader = make(FakeSource(ROWS, broken=11), threads=3)
+    loader = make(FakeSource(ROWS, broken=11), workers=3)
     good, seen = [digest(b) for b in make()], []
     with pytest.raises(RuntimeError, match="request 11 cannot be read"):
         seen.extend(digest(b) for b in loader)
@@ -263,7 +263,7 @@ def test_leaving_early_ends_the_threads():
 
 def test_no_more_is_read_ahead_than_the_window():
     source = FakeSource([4000])
-    loader = make(source, threads=1)
+    loader = make(source, workers=1)
     next(iter(loader))
     loader.close()
     assert len(source.read) <= loader.spec.window + loader.spec.block
@@ -332,7 +332,7 @@ def test_a_run_without_end_has_no_length():
 
 
 def test_bad_sizes_and_ranks_are_named():
-    for name in ("base_rows", "block", "batch_rows", "interleave", "threads", "epochs"):
+    for name in ("base_rows", "block", "batch_rows", "interleave", "workers", "epochs"):
         with pytest.raises(InputError, match=f"{name}=0"):
             make(**{name: 0})
     for rank, n_ranks in ((1, 1), (-1, 2), (0, 0)):

@@ -1,6 +1,9 @@
 """Engines run the production of base batches and deliver them in virtual order."""
 
-from thinrow.dpp.engines.engine import Engine
-from thinrow.dpp.engines.local import ThreadEngine
+from thinrow.dpp.engines.choose import engine_of
+from thinrow.dpp.engines.engine import Engine, EngineChoice, EngineName
+from thinrow.dpp.engines.local import ThreadEngine, Threads
+from thinrow.dpp.engines.processes import Processes
+from thinrow.dpp.engines.ray import Ray
 
-__all__ = ["Engine", "ThreadEngine"]
+__all__ = ["Engine", "EngineChoice", "EngineName", "Processes", "Ray", "ThreadEngine", "Threads", "engine_of"]

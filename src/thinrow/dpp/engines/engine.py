@@ -1,21 +1,27 @@
-"""What an engine is: base batches by virtual index, produced ahead of the reader, delivered in order."""
+"""What an engine is: items (base batches by virtual index) produced ahead of the reader, delivered in order."""
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+#: Engines by name, each with its own defaults.
+EngineName: TypeAlias = Literal["threads", "processes", "ray"]
 
 
 class Engine(Protocol[T_co]):
-    """Delivers items ``first``, ``first + 1``, ... each once, whatever the number of workers."""
+    """Delivers items ``first``, ``first + 1``, ... each once, whatever the number of workers and whichever die."""
 
     def next(self) -> T_co:
         """The next item in order; waits for it.
 
         Raises:
             StopIteration: the last item was delivered, or the engine is closed.
-            Exception: whatever its production raised, when its turn comes.
+            Exception: whatever its production raised, when its turn comes; the engine stays at this item.
+            WorkerLost: its production ended several workers.
         """
         ...
 
@@ -26,4 +32,37 @@ class Engine(Protocol[T_co]):
     @property
     def waited_s(self) -> float:
         """Seconds that ``next`` waited for items."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """Workers that ended and were replaced."""
+        ...
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of items that were copied between worker and reader, rather than handed over where they are."""
+        ...
+
+
+class EngineChoice(Protocol):
+    """Which engine, and its settings; data, made before anything runs.
+
+    Attributes:
+        in_process: whether items are produced in this process, by ``produce`` itself rather than a copy of it.
+    """
+
+    @property
+    def in_process(self) -> bool: ...
+
+    def start(
+        self, produce: Callable[[int], T], *, first: int, stop: int | None, workers: int, window: int
+    ) -> Engine[T]:
+        """An engine that delivers ``produce(first)``, ``produce(first + 1)``, ... to ``stop`` (exclusive; None for no
+        end), made by ``workers`` workers, at most ``window`` of them in flight or waiting for the reader.
+
+        Raises:
+            InputError: a setting is out of bounds, or ``produce`` cannot be sent to where it is to run.
+            MissingExtraError: an optional dependency is not installed.
+        """
         ...

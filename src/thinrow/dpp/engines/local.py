@@ -11,11 +11,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
 
 from thinrow.core.errors import InputError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Worker threads of this process; nothing is sent or copied."""
+
+    in_process: ClassVar[bool] = True
+
+    def start(
+        self, produce: Callable[[int], T], *, first: int, stop: int | None, workers: int, window: int
+    ) -> ThreadEngine[T]:
+        """See ``EngineChoice.start``."""
+        return ThreadEngine(produce, first=first, stop=stop, threads=workers, window=window)
 
 
 class ThreadEngine(Generic[T]):
@@ -27,7 +41,12 @@ class ThreadEngine(Generic[T]):
         stop: one past the last item number; None for no end.
         threads: how many threads work.
         window: items in flight or waiting for the reader, at most.
+
+    Attributes:
+        restarts, copied_bytes: always 0.
     """
+
+    restarts = copied_bytes = 0
 
     def __init__(self, produce: Callable[[int], T], *, first: int, stop: int | None, threads: int, window: int) -> None:
         for name, value in (("threads", threads), ("window", window)):

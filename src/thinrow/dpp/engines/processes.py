@@ -1,0 +1,355 @@
+"""Processes that produce items ahead of one reader, handed over in shared memory, delivered in order.
+
+One thread of the reader talks to the workers over a socket each, in small messages. Worked trace of an item::
+
+    reader  LEASE 7                 worker   makes item 7 in memory of its own
+    worker  SIZE 7, 40 MB           reader   grants a segment (see arena), or, where all is taken, waits with it
+    reader  GRANT 7, segment 3      worker   writes the item: the one time that its bytes are put anywhere
+    worker  DONE 7                  reader   keeps the segment's number; delivers views of it when 7's turn comes
+
+A worker holds nothing that matters. When its socket closes, whatever ended it, its item is leased to another one; so is
+that of a worker which has had an item for longer than its lease: it is killed first, and a segment that it might still
+write is used again only when it is gone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from thinrow.core.errors import InputError
+from thinrow.dpp.engines.arena import Arena, Segment
+from thinrow.dpp.engines.failures import MAX_ENDED, START_S, check_settings, decode_error, start_lost, worker_lost
+from thinrow.dpp.engines.leases import Leases
+from thinrow.dpp.engines.packing import Packed, pack_job, unpack
+from thinrow.dpp.engines.spawn import fork_worker
+from thinrow.dpp.engines.template import DONE, FAILED, GRANT, HELLO, LEASE, MAX_MESSAGE, MESSAGE, READY, RETIRE, SIZE
+
+T = TypeVar("T")
+#: Until a killed process is gone.
+_GONE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Worker processes of this machine (Linux).
+
+    Attributes:
+        buffer_bytes: shared memory of batches that wait for the reader or are being written, see ``arena``; the batches
+            that the reader keeps may take as much again.
+        lease_s: seconds that a worker may have an item before it is killed and the item made by another one.
+    """
+
+    in_process: ClassVar[bool] = False
+    buffer_bytes: int = 512 << 20
+    lease_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        check_settings(buffer_bytes=self.buffer_bytes, lease_s=self.lease_s)
+
+    def start(
+        self, produce: Callable[[int], T], *, first: int, stop: int | None, workers: int, window: int
+    ) -> ProcessEngine[T]:
+        """See ``EngineChoice.start``."""
+        if sys.platform != "linux":
+            raise InputError("worker processes need Linux; pass engine='threads'")
+        return ProcessEngine(produce, self, first=first, stop=stop, workers=workers, window=window)
+
+
+class _Wake:
+    """An event descriptor that anybody may signal at any time: closed when nobody is left who could."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def __call__(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_write(self.fd, 1)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class _Worker:
+    """A worker as the reader knows it.
+
+    Attributes:
+        pid, process: its id and process descriptor, once it has said hello; -1 before.
+        since: when its lease, or its start, began.
+        wants: item and bytes that it needs a segment for; None else.
+        segment: what it was granted.
+    """
+
+    def __init__(self, job: int) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            fork_worker(theirs, job)
+        self.pid = self.process = -1
+        self.ready = False
+        self.since = time.monotonic()
+        self.wants: tuple[int, int] | None = None
+        self.segment: Segment | None = None
+
+    def say(self, kind: int, a: int, b: int = 0, c: int = 0, fd: int = -1) -> None:
+        """A message to it. One that ended, or takes none, is met where its socket closes."""
+        with suppress(OSError):
+            message = [MESSAGE.pack(kind, a, b, c)]
+            if fd < 0:
+                self.socket.sendmsg(message, (), socket.MSG_DONTWAIT)
+            else:
+                socket.send_fds(self.socket, message, [fd], socket.MSG_DONTWAIT)
+
+    def end(self) -> None:
+        """Kill it and wait until it is gone."""
+        self.socket.close()
+        if self.process < 0:
+            return  # it meets the closed socket when it says hello
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.process, signal.SIGKILL)
+        gone = select.poll()
+        gone.register(self.process, select.POLLIN)
+        gone.poll(_GONE_S * 1000)
+        os.close(self.process)
+        self.process = -1
+
+
+class ProcessEngine(Generic[T]):
+    """An ``Engine`` of worker processes; see ``Processes`` and ``EngineChoice.start``.
+
+    Attributes:
+        restarts: workers that ended and were replaced.
+    """
+
+    def __init__(
+        self,
+        produce: Callable[[int], T],
+        settings: Processes,
+        *,
+        first: int,
+        stop: int | None,
+        workers: int,
+        window: int,
+    ) -> None:
+        check_settings(workers=workers, window=window)
+        self._job = _shared(produce)
+        self._lease_s = settings.lease_s
+        self._n_workers = workers
+        self._leases: Leases[_Worker] = Leases(first, stop, window)
+        self._wake = _Wake()
+        self._arena = Arena(settings.buffer_bytes, self._retired, self._wake)
+        self._done: dict[int, tuple[Segment, int]] = {}
+        self._failed: dict[int, BaseException] = {}
+        self._broken: BaseException | None = None
+        self._changed = threading.Condition()
+        self._closed = False
+        self._waited_s = 0.0
+        self.restarts = 0
+        self._failed_starts = 0
+        self._workers: list[_Worker] = []
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake.fd, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._manage, name="thinrow-dpp-processes", daemon=True)
+        self._thread.start()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that ``next`` waited for items."""
+        return self._waited_s
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of items that were copied because the reader keeps too many, see ``arena``."""
+        return self._arena.copied
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most shared memory that there was at a time."""
+        return self._arena.peak
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that are open."""
+        with self._changed:
+            return [w.pid for w in self._workers if w.ready]
+
+    def next(self) -> T:
+        """See ``Engine.next``. Arrays of the item are views of shared memory, writable, and live as long as they are
+        kept."""
+        since = time.perf_counter()
+        with self._changed:
+            if self._closed or self._leases.exhausted:
+                raise StopIteration
+            head = self._leases.head
+            self._changed.wait_for(lambda: head in self._done or head in self._failed or self._broken or self._closed)
+            self._waited_s += time.perf_counter() - since
+            if head in self._failed:
+                raise self._failed[head]
+            if self._broken is not None and head not in self._done:
+                raise self._broken
+            if self._closed:
+                raise StopIteration
+            segment, n = self._done.pop(head)
+            self._leases.advance()
+            data = self._arena.lend(segment, n)
+            del segment
+        self._wake()
+        item: T = unpack(data)
+        return item
+
+    def close(self) -> None:
+        """End all workers; items that were delivered stay valid. May be called twice."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._wake()
+        # Garbage collection may call from any thread.
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _manage(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    if self._closed:
+                        break
+                    self._serve()
+                    timeout = self._expire()
+                for key, _ in self._selector.select(timeout):
+                    with self._changed:
+                        if key.data is None:
+                            os.eventfd_read(self._wake.fd)
+                        elif not self._closed:
+                            self._hear(key.data)
+        except BaseException as e:
+            with self._changed:
+                self._broken = e
+                self._changed.notify_all()
+        finally:
+            with self._changed:
+                for worker in self._workers:
+                    worker.end()
+                self._workers.clear()
+                self._done.clear()
+                self._arena.close()
+                self._selector.close()
+                os.close(self._job)
+
+    def _serve(self) -> None:
+        """Start workers that are missing, grant what is waited for, lease to who is idle."""
+        self._arena.collect()
+        while len(self._workers) < self._n_workers and self._broken is None:
+            worker = _Worker(self._job)
+            self._workers.append(worker)
+            self._selector.register(worker.socket, selectors.EVENT_READ, worker)
+        for worker in sorted((w for w in self._workers if w.wants), key=lambda w: w.wants or ()):
+            self._grant(worker)
+        for worker in self._workers:
+            if worker.ready:
+                item = self._leases.take(worker)
+                if item is not None:
+                    worker.since = time.monotonic()
+                    worker.say(LEASE, item)
+
+    def _grant(self, worker: _Worker) -> None:
+        assert worker.wants is not None
+        item, n = worker.wants
+        segment = self._arena.grant(worker, n, item == self._leases.head)
+        if segment is None:
+            return
+        worker.wants, worker.segment = None, segment
+        worker.since = time.monotonic()
+        worker.say(GRANT, item, segment.number, segment.size, segment.fd)
+        if segment.fd >= 0:
+            segment.sent()
+
+    def _hear(self, worker: _Worker) -> None:
+        """One message of a worker."""
+        try:
+            data, fds, _, _ = socket.recv_fds(worker.socket, MAX_MESSAGE, 1)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._lost(worker, "it was killed, or crashed")
+            return
+        kind, item, n, _ = MESSAGE.unpack_from(data)
+        if kind == HELLO:
+            worker.pid, worker.process = item, fds[0]
+        elif kind == READY:
+            worker.ready, self._failed_starts = True, 0
+        elif kind == SIZE:
+            worker.wants = item, n
+        elif kind == DONE:
+            assert worker.segment is not None
+            self._leases.settle(item, worker)
+            self._done[item] = worker.segment, n
+            worker.segment = None
+        elif kind == FAILED:
+            error = decode_error(data[MESSAGE.size :])
+            if item < 0:
+                self._broken = error
+            elif self._leases.settle(item, worker):
+                self._fail(item, error)
+        self._changed.notify_all()
+
+    def _lost(self, worker: _Worker, how: str) -> None:
+        """A worker ended, or has to: its item goes to another one, and another one comes."""
+        self._selector.unregister(worker.socket)
+        self._workers.remove(worker)
+        worker.end()
+        if worker.segment is not None:
+            self._arena.back(worker.segment)
+        self._arena.ended(worker)
+        self.restarts += 1
+        item = self._leases.lost(worker)
+        if item is not None and self._leases.ended(item) >= MAX_ENDED:
+            self._fail(item, worker_lost(item, how))
+        if not worker.ready and self._broken is None:
+            self._failed_starts += 1
+            if self._failed_starts >= MAX_ENDED:
+                self._broken = start_lost(how)
+        self._changed.notify_all()
+
+    def _fail(self, item: int, error: BaseException) -> None:
+        self._failed[item] = error
+        self._leases.cut(item)
+
+    def _expire(self) -> float | None:
+        """Replace workers whose lease is over; seconds until the next one may be."""
+        now = time.monotonic()
+        at_work = [w for w in self._workers if not w.ready or (self._leases.held(w) is not None and not w.wants)]
+        ends = {w: w.since + (self._lease_s if w.ready else START_S) for w in at_work}
+        for worker, end in ends.items():
+            if now >= end:
+                self._lost(worker, f"it took longer than {end - worker.since} s")
+        if len(self._workers) < self._n_workers and self._broken is None:
+            return 0.0
+        left = [end - now for end in ends.values() if end > now]
+        return max(min(left), 0.0) + 0.01 if left else None
+
+    def _retired(self, segment: Segment) -> None:
+        owner = segment.owner
+        if isinstance(owner, _Worker) and owner.process >= 0:
+            owner.say(RETIRE, segment.number)
+
+
+def _shared(produce: Callable[[int], object]) -> int:
+    """A descriptor of memory that holds what workers run, and where; they share its arrays."""
+    job = Packed((dict(os.environ), os.getcwd(), sys.path, pack_job(produce).data()))
+    fd = os.memfd_create("thinrow-job")
+    os.ftruncate(fd, job.size)
+    with mmap.mmap(fd, job.size) as pages:
+        job.write(np.frombuffer(pages, np.uint8))
+    return fd
