@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -26,6 +27,8 @@ from thinrow.core.errors import InputError
 P = ParamSpec("P")
 R = TypeVar("R")
 _LONGEST_S, _MOST = 1 << 40, 1 << 62
+#: What a URL begins with, but for a drive's letter.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 #: Of a value and the name of its argument: the value, or InputError.
 Check = Callable[[Any, str], Any]
 
@@ -62,9 +65,15 @@ def shown(value: object) -> str:
 
 
 def path(value: Any, name: str) -> Path:
-    """A path: a non-empty ``str`` or a path object, without a NUL. Raises InputError."""
+    """A path of this machine: a non-empty ``str`` or a path object, without a NUL, no URL. Raises InputError."""
     if isinstance(value, (str, os.PathLike)):
         text = os.fspath(value)
+        # A path object makes one slash of two.
+        if isinstance(text, str) and _URL.match(text):
+            raise InputError(
+                f"{name} is {shown(text)}, a URL; it must be a path of this machine. What can lie in a bucket is "
+                "said in docs/object-stores.md"
+            )
         if isinstance(text, str) and text and "\0" not in text:
             return Path(text)
     raise InputError(f"{name} is {shown(value)}; give a path: a str that is not empty, or a pathlib.Path")

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
+from thinrow.core.check import path as checked_path
 from thinrow.core.errors import (
     CommitConflict,
     CorruptionError,
@@ -117,7 +118,7 @@ class RecordLog(ABC, Generic[T]):
     kind: str
 
     def __init__(self, path: str | Path | ObjectStore) -> None:
-        self._objects = LocalObjects(Path(path)) if isinstance(path, (str, Path)) else path
+        self._objects = LocalObjects(checked_path(path, "path")) if isinstance(path, (str, Path)) else path
         self._next = 0
         self.id = self._identify()
 

@@ -38,6 +38,7 @@ from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from sqlalchemy.exc import OperationalError
 
+from thinrow.core.check import path as checked_path
 from thinrow.core.errors import (
     CommitConflict,
     InputError,
@@ -140,11 +141,11 @@ class ExampleTable:
 
         Raises:
             StoreExists: the catalog has a table of this name.
-            InputError: ``n_buckets`` is below 1.
+            InputError: ``n_buckets`` is below 1, or the path is a URL.
         """
         if n_buckets < 1:
             raise InputError(f"n_buckets={n_buckets}; it must be 1 or more, the archive's own number")
-        root = Path(path).absolute()
+        root = checked_path(path, "path").absolute()
         root.mkdir(parents=True, exist_ok=True)
         catalog = open_catalog(root)
         schema = iceberg_schema(example_fields(event_schema, example_schema))
@@ -177,7 +178,7 @@ class ExampleTable:
             NewerFormatError: a newer thinrow wrote it.
             SchemaError: its N is another, or it was not written by thinrow.
         """
-        root = Path(path).absolute()
+        root = checked_path(path, "path").absolute()
         if not (root / "catalog.db").is_file():
             raise StoreNotFound(f"no example table at {root} (no catalog.db); create one with ExampleTable.create")
         catalog = open_catalog(root)
