@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from thinrow.core.errors import CorruptionError, NewerFormatError, Overloaded, StoreError
+from thinrow.core.errors import CorruptionError, NewerFormatError, Overloaded, StoreError, ThinrowError
 from thinrow.core.units import NEVER
 from thinrow.examples.log import ImpressionLog, OutcomeLog
 from thinrow.examples.records import Impressions, Outcomes
@@ -204,7 +204,7 @@ class Journal:
             except OSError:
                 self._undo(start)
                 raise
-        except (OSError, StoreError) as e:
+        except (OSError, ThinrowError) as e:
             error = StoreError(f"the journal in {self._folder} cannot be written: {e}; nothing of the call is there")
             for record in batch:
                 self._done(record, error)
@@ -264,7 +264,7 @@ class Journal:
             self._path(self._number).unlink(missing_ok=True)
             sync_directory(self._folder)
             self._head = None
-        except (OSError, StoreError):
+        except (OSError, ThinrowError):
             # All of it is durable in the journal; the next round tries again.
             self._since = time.monotonic()
 

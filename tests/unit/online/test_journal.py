@@ -169,3 +169,47 @@ def test_refusals(world: World) -> None:
     with pytest.raises(NewerFormatError):
         world.journal()
     assert np.array_equal(world.logged(), [])
+
+
+def test_a_log_that_others_damage_refuses_and_is_gone_on_with(world: World) -> None:
+    """Not with callers that wait for ever for a thread that has ended."""
+    stray = world.folder / "i" / "notes.txt"
+    with world.journal(roll_s=0.05) as journal:
+        journal.impressions(world.impression(1)).result(10)
+        for _ in range(200):
+            if world.logged():
+                break
+            threading.Event().wait(0.02)
+        stray.write_text("mine")
+        with pytest.raises(StoreError, match="move it away"):
+            journal.impressions(world.impression(2)).result(10)
+        stray.unlink()
+        journal.impressions(world.impression(3)).result(10)
+    assert world.logged() == [1, 3]
+
+
+def test_a_log_that_takes_nothing_for_a_while_gets_it_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    append, refused = ImpressionLog.append, []
+
+    def damaged_twice(log: ImpressionLog, records: Impressions) -> int | None:
+        if len(refused) < 2:
+            refused.append(1)
+            raise CorruptionError("missing", file="0000000000000001.log")
+        return append(log, records)
+
+    monkeypatch.setattr(ImpressionLog, "append", damaged_twice)
+    with world.journal(roll_s=0.05) as journal:
+        for i in (1, 2):
+            journal.impressions(world.impression(i)).result(10)
+            threading.Event().wait(0.3)
+    assert len(refused) == 2
+    assert world.logged() == [1, 2]
+
+
+def test_a_schema_that_changes_between_two_calls(world: World) -> None:
+    with world.journal() as journal:
+        journal.impressions(world.impression(1)).result(10)
+        world.store.evolve(add={"shop": {"trait": "categorical", "dtype": "string", "group": "g"}})
+        world.seen = world.store.snapshot([1], 100)
+        journal.impressions(world.impression(2)).result(10)
+    assert world.logged() == [1, 2]
