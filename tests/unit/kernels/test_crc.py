@@ -58,6 +58,23 @@ def test_thirds_and_tables_agree() -> None:
                 assert crc.advance_thirds(state, data, start, stop) == crc.advance_software(state, data, start, stop)
 
 
+@pytest.mark.skipif(not crc.has_wide_product_instruction(), reason="no carry-less product of 512 bits")
+def test_folding_and_tables_agree() -> None:
+    data = np.random.default_rng(5).integers(0, 256, 10_000).astype(np.uint8)
+    stops = [*range(100, 340), *range(500, 1_500, 7), *range(504, 1_600, 8), 9_999]
+    for start in (0, 1, 8):
+        for stop in stops:
+            for state in (np.uint32(0), np.uint32(0xFFFFFFFF), np.uint32(0x12345678)):
+                assert crc.advance_folded(state, data, start, stop) == crc.advance_software(state, data, start, stop)
+
+
+def test_at_an_address_as_in_an_array() -> None:
+    data = np.random.default_rng(6).integers(0, 256, 2_000).astype(np.uint8)
+    for size in (0, 1, 8, 40, 111, 112, 113, 1_000, 1_999):
+        found = crc.advance_at(np.uint32(0xFFFFFFFF), data.ctypes.data, size)
+        assert found == crc.advance_software(np.uint32(0xFFFFFFFF), data, 0, size)
+
+
 def test_tables_are_the_definition() -> None:
     data = np.random.default_rng(2).integers(0, 256, 300).astype(np.uint8)
     with use("reference"):
@@ -87,3 +104,4 @@ def test_the_instruction_is_used_only_where_the_compiler_knows_it(
 
     monkeypatch.setattr(type(crc.cpu_target.target_context), "codegen", lambda self: Codegen())
     assert not crc.has_crc_instruction()
+    assert not crc.has_wide_product_instruction()

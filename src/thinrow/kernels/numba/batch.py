@@ -53,12 +53,20 @@ from thinrow.core.stripes import (
     FewTables,
     StripeTables,
 )
+from thinrow.kernels.numba.few import (
+    CUT_FIELDS,
+    as_versions_say,
+    by_user_of,
+    cut_users,
+    prove,
+    put_times,
+    ranges_of_users,
+)
 from thinrow.kernels.numba.intrinsics import pointer
 from thinrow.kernels.numba.jit import njit
 from thinrow.kernels.numba.pages import ranges_of_keys, take_ranges
 from thinrow.kernels.numba.plan import (
     buckets_of_keys,
-    compare_versions,
     distinct_keys,
     example_slices,
     group_pieces,
@@ -140,7 +148,7 @@ def _read_keys(
         runs, blocks = rooms(n, 2)
         bad = read_into(
             segments, streams, kind, per_row, words, segment, mixed, start, length, out_pos, target, refused, used,
-            none, 0, runs, blocks, scratch, room,
+            none, 0, -1, runs, blocks, scratch, room,
         )  # fmt: skip
         return bool(bad < 0 and not refused[0] and not refused[1])
     # Two passes of one stream each.
@@ -148,7 +156,7 @@ def _read_keys(
     total = np.zeros(2, np.int64)
     bad = read_into(
         segments, streams[:1], kind[:1], per_row[:1], words, segment, mixed, start, length, out_pos, target[:1],
-        refused[:1], total, none, 0, runs, blocks, scratch, room,
+        refused[:1], total, none, 0, -1, runs, blocks, scratch, room,
     )  # fmt: skip
     if bad >= 0 or refused[0]:
         return False
@@ -158,10 +166,49 @@ def _read_keys(
     total[:] = 0
     bad = read_into(
         segments, streams[1:], kind[1:], per_row[1:], words, segment, mixed, start, length, out_pos, target[1:],
-        refused[1:], total, none, 0, runs, blocks, scratch, room,
+        refused[1:], total, none, 0, -1, runs, blocks, scratch, room,
     )  # fmt: skip
     used[1] = total[0]
     return bool(bad < 0 and not refused[1])
+
+
+@njit
+def _pieces(
+    page_off: Ints,
+    first_key: Ints,
+    first_record: Ints,
+    n_records: Ints,
+    address: Ints,
+    users: Ints,
+    pair_user: Ints,
+    pair_segment: Ints,
+    position: Ints,
+    by_user: Ints,
+    run_off: Ints,
+) -> Any:
+    """Index entries of users, as ``plan_batch`` gives them: how it ended, entries, by piece, number of runs."""
+    records, by_piece = np.empty(0, PIECE_DTYPE), np.empty((PIECE_FIELDS, 0), np.int64)
+    n_pairs, size = len(pair_user), _ITEMSIZE
+    table, key = position[pair_segment], users[pair_user]
+    first, last = np.empty(n_pairs, np.int64), np.empty(n_pairs, np.int64)
+    wanted = np.empty(2 * n_pairs, np.int64)
+    total, missing, wrong = ranges_of_keys(
+        page_off, first_key, first_record, n_records, address, table, key, size, first, last, wanted
+    )
+    if missing:
+        return NO_PAGE, records, by_piece, 0
+    if wrong >= 0:
+        return UNDONE, records, by_piece, 0
+    records, by_piece = np.empty(total, PIECE_DTYPE), np.empty((PIECE_FIELDS, total + 1), np.int64)
+    bytes_of = carray(pointer(records.ctypes.data), (total * size // 4,), np.uint32)
+    wanted = np.empty(total, np.int64)
+    if take_ranges(page_off, first_record, n_records, address, table, first, last, size, bytes_of, wanted):
+        return NO_PAGE, records, by_piece, 0
+    n_runs, wrong = group_pieces(
+        records, pair_user, pair_segment, first, last, MAX_STRIPE_ROWS,
+        by_user[0], run_off, by_user[1], by_piece[SEGMENT, :total], by_user[3, : len(users)],
+    )  # fmt: skip
+    return DONE if wrong < 0 else UNDONE, records, by_piece, n_runs
 
 
 @njit
@@ -193,33 +240,24 @@ def _plan(
     scratch: Array,
     room: Array,
 ) -> Any:
-    records, by_piece = np.empty(0, PIECE_DTYPE), np.empty((PIECE_FIELDS, 0), np.int64)
-    keys = np.empty((2, 0), np.int64)
-    sizes = (0, 0, 0, False)
-    n_pairs = len(pair_user)
-    table, key = position[pair_segment], users[pair_user]
-    first, last = np.empty(n_pairs, np.int64), np.empty(n_pairs, np.int64)
-    wanted, size = np.empty(2 * n_pairs, np.int64), _ITEMSIZE
-    total, missing, wrong = ranges_of_keys(
-        page_off, first_key, first_record, n_records, address, table, key, size, first, last, wanted
+    keys, sizes = np.empty((2, 0), np.int64), (0, 0, 0, False)
+    done, records, by_piece, n_runs = _pieces(
+        page_off,
+        first_key,
+        first_record,
+        n_records,
+        address,
+        users,
+        pair_user,
+        pair_segment,
+        position,
+        by_user,
+        run_off,
     )
-    if missing:
-        return NO_PAGE, records, by_piece, keys, sizes
-    if wrong >= 0:
-        return UNDONE, records, by_piece, keys, sizes
-    records, by_piece = np.empty(total, PIECE_DTYPE), np.empty((PIECE_FIELDS, total + 1), np.int64)
-    bytes_of = carray(pointer(records.ctypes.data), (total * size // 4,), np.uint32)
-    wanted = np.empty(total, np.int64)
-    if take_ranges(page_off, first_record, n_records, address, table, first, last, size, bytes_of, wanted):
-        return NO_PAGE, records, by_piece, keys, sizes
-    segment, key_off = by_piece[SEGMENT, :total], by_piece[KEY, :total]
-    piece_off, run_of_user, user_rows, watermark = by_user[0], by_user[1], by_user[2], by_user[3, : len(users)]
-    n_runs, wrong = group_pieces(
-        records, pair_user, pair_segment, first, last, MAX_STRIPE_ROWS,
-        piece_off, run_off, run_of_user, segment, watermark,
-    )  # fmt: skip
-    if wrong >= 0:
-        return UNDONE, records, by_piece, keys, sizes
+    if done != DONE:
+        return done, records, by_piece, keys, sizes
+    total = len(records)
+    segment, key_off, run_of_user, user_rows = by_piece[SEGMENT, :total], by_piece[KEY, :total], by_user[1], by_user[2]
     runs = run_off[: n_runs + 1]
     mixed, latest, out_pos = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total + 1, np.int64)
     n, rows, hides = mark_mixed(records, runs, run_of_user, user_of, request_ts, bound, key_off, mixed, latest, out_pos)
@@ -305,6 +343,7 @@ def _read_rows(
     by_piece: Ints,
     n_read: int,
     total: int,
+    key_ts: Ints,
     out: Array,
     capacity: int,
     used: Ints,
@@ -312,25 +351,51 @@ def _read_rows(
     room: Array,
 ) -> Any:
     """All columns of what was planned; the address of the times, or 0."""
-    n_streams, n_segments = state[N_STREAMS], state[N_SEGMENTS]
+    n_streams, n_segments, times = state[N_STREAMS], state[N_SEGMENTS], state[TIMES]
     per_row, row_bytes = _ints(state, PER_ROW, n_streams), _ints(state, ROW_BYTES, n_streams + 1)
     target, refused = np.empty((n_streams, 3), np.int64), np.zeros(n_streams, np.bool_)
     for w in range(n_streams):
         target[w, 0] = out.ctypes.data + capacity * row_bytes[w]
         target[w, 1] = total * per_row[w]
         target[w, 2] = (row_bytes[w + 1] - row_bytes[w]) // per_row[w]
+    piece, start, stop = by_piece[PIECE, :n_read], by_piece[START, :n_read], by_piece[STOP, :n_read]
+    out_pos, key_off = by_piece[OUT, : n_read + 1], by_piece[KEY, : len(records)]
+    put_times(key_off, key_ts, piece, start, stop, out_pos, target[times, 0])
     runs, blocks = rooms(n_read, n_streams)
     bad = read_into(
         carray(pointer(state[ALL_SEGMENTS]), (n_segments, SEGMENT_FIELDS), np.int64),
         carray(pointer(state[STREAMS]), (n_streams, n_segments, STREAM_FIELDS), np.int64),
         _ints(state, KINDS, n_streams), per_row,
         carray(pointer(records.ctypes.data), (len(records), 8), np.uint64), by_piece[SEGMENT, : len(records)],
-        by_piece[PIECE, :n_read], by_piece[START, :n_read], by_piece[STOP, :n_read], by_piece[OUT, : n_read + 1],
-        target, refused, used, by_piece[KEY, : len(records)], state[KEYS], runs, blocks, scratch, room,
+        piece, start, stop, out_pos, target, refused, used, key_off, state[KEYS], times, runs, blocks, scratch, room,
     )  # fmt: skip
     if bad >= 0 or refused.any():
         return 0
-    return target[state[TIMES], 0]
+    return target[times, 0]
+
+
+@njit
+def _find_few(state: Ints, asked: Ints, users: Ints, user_of: Ints, by_user: Ints, run_off: Ints) -> Any:
+    """``_pieces`` of the distinct of ``asked``, and how many these are."""
+    n, n_segments = len(asked), state[N_SEGMENTS]
+    first, last = _ints(state, FIRST_SEGMENT, state[N_BUCKETS]), _ints(state, LAST_SEGMENT, state[N_BUCKETS])
+    position = _ints(state, POSITION, n_segments)
+    pair_user, pair_segment = np.empty(n * state[MOST_SEGMENTS], np.int64), np.empty(n * state[MOST_SEGMENTS], np.int64)
+    n_users = distinct_keys(asked, users, user_of)
+    bucket, used = np.empty(n_users, np.int64), np.empty(n_segments, np.bool_)
+    n_pairs = buckets_of_keys(users[:n_users], first, last, bucket)
+    pairs_of_users(bucket, first, last, pair_user, pair_segment, used)
+    for i in range(n_pairs):
+        if position[pair_segment[i]] < 0:
+            records, by_piece = np.empty(0, PIECE_DTYPE), np.empty((PIECE_FIELDS, 0), np.int64)
+            return NOT_HERE, records, by_piece, 0, n_users
+    n_pages = state[ALL_PAGES]
+    done, records, by_piece, n_runs = _pieces(
+        _ints(state, PAGE_OFF, state[N_TABLES] + 1), _ints(state, FIRST_KEY, n_pages),
+        _ints(state, FIRST_RECORD, n_pages), _ints(state, N_RECORDS, n_pages), _ints(state, PAGE_ADDRESS, n_pages),
+        users[:n_users], pair_user[:n_pairs], pair_segment[:n_pairs], position, by_user, run_off,
+    )  # fmt: skip
+    return done, records, by_piece, n_runs, n_users
 
 
 @njit
@@ -349,61 +414,60 @@ def _few(
 ) -> int:
     n, n_streams, n_segments = len(asked), state[N_STREAMS], state[N_SEGMENTS]
     at = USED + n_streams + 1
-    users, user_of = found[at : at + n], found[at + n : at + 2 * n]
-    first, last = _ints(state, FIRST_SEGMENT, state[N_BUCKETS]), _ints(state, LAST_SEGMENT, state[N_BUCKETS])
-    position = _ints(state, POSITION, n_segments)
-    pair_user, pair_segment = np.empty(n * state[MOST_SEGMENTS], np.int64), np.empty(n * state[MOST_SEGMENTS], np.int64)
-    n_users = distinct_keys(asked, users, user_of)
-    bucket, used = np.empty(n_users, np.int64), np.empty(n_segments, np.bool_)
-    n_pairs = buckets_of_keys(users[:n_users], first, last, bucket)
-    pairs_of_users(bucket, first, last, pair_user, pair_segment, used)
-    for i in range(n_pairs):
-        if position[pair_segment[i]] < 0:
-            return NOT_HERE
-    bound, oldest, newest = found[at + 5 * n + 1 :], np.empty(n, np.int64), np.empty(n, np.int64)
-    for x in range(n):
-        bound[x], newest[x] = versions[x].snapshot_arrival, max_len
-        oldest[x] = request_ts[x] - horizon if horizon >= 0 else np.iinfo(np.int64).min
-    by_user, run_off = np.empty((4, n_users + 1), np.int64), np.empty(n_pairs + 1, np.int64)
-    seen, digest, whole = np.empty((3, n), np.int64), np.empty(n, np.uint64), np.empty(n, np.bool_)
-    scratch, room = np.empty(SCRATCH, np.uint64), np.empty(MAX_LOCAL + 8, np.uint64)
-    n_pages = state[ALL_PAGES]
-    done, records, by_piece, _, sizes = _plan(
-        _ints(state, PAGE_OFF, state[N_TABLES] + 1), _ints(state, FIRST_KEY, n_pages),
-        _ints(state, FIRST_RECORD, n_pages), _ints(state, N_RECORDS, n_pages), _ints(state, PAGE_ADDRESS, n_pages),
-        carray(pointer(state[KEY_SEGMENTS]), (n_segments, SEGMENT_FIELDS), np.int64),
-        carray(pointer(state[KEY_STREAMS]), (2, n_segments, STREAM_FIELDS), np.int64),
-        _ints(state, KEY_KIND, 2), _ints(state, KEY_PER_ROW, 2), users[:n_users], user_of,
-        pair_user[:n_pairs], pair_segment[:n_pairs], position, request_ts, bound, oldest, newest, by_user, run_off,
-        seen, digest, whole, found[PLAN_TIMES : PLAN_TIMES + 3], scratch, room,
-    )  # fmt: skip
+    users, user_of, bound = found[at : at + n], found[at + n : at + 2 * n], found[at + 5 * n + 1 :]
+    by_user, run_off = np.empty((4, n + 1), np.int64), np.empty(n * state[MOST_SEGMENTS] + 1, np.int64)
+    done, records, by_piece, n_runs, n_users = _find_few(state, asked, users, user_of, by_user, run_off)
     if done != DONE:
         return int(done)
-    n_read, total = sizes[2], by_user[2, n_users]
-    if sizes[3] or total > capacity or not whole.all():
-        return UNDONE
-    behind, wrong = compare_versions(versions, user_of, by_user[3, :n_users], seen[0], digest, seen[1], seen[2])
-    if behind >= 0 or wrong >= 0:
-        return UNDONE
     for x in range(n):
-        if same and by_user[3, user_of[x]] != versions[x].last_arrival:
-            return UNDONE
-    begin = _read_rows(state, records, by_piece, n_read, total, out, capacity, found[USED:at], scratch, room)
+        bound[x] = versions[x].snapshot_arrival
+    n_pieces, (requests, order) = len(records), by_user_of(user_of, n_users)
+    runs, run_of_user, key_off = run_off[: n_runs + 1], by_user[1, : n_users + 1], by_piece[KEY, :n_pieces]
+    rows_to, mixed, latest = np.empty(n_pieces, np.int64), np.empty(n_pieces, np.int64), np.empty(n_pieces, np.int64)
+    out_pos, mixed_off = np.empty(n_pieces + 1, np.int64), np.empty(n_users + 1, np.int64)
+    cut, digest = np.empty((CUT_FIELDS, n), np.int64), np.empty(n, np.uint64)
+    n_mixed = cut_users(
+        records, runs, run_of_user, requests, order, request_ts, bound, rows_to, key_off, mixed, latest, out_pos,
+        mixed_off, cut, digest,
+    )  # fmt: skip
+    # More rows are not believed before they are found.
+    if n_mixed < 0 or out_pos[n_mixed] > n_mixed * STRIPE_ROWS:
+        return UNDONE
+    scratch, room = np.empty(SCRATCH, np.uint64), np.empty(MAX_LOCAL + 8, np.uint64)
+    key_ts, (key_runs, blocks) = np.empty(out_pos[n_mixed], np.int64), rooms(n_mixed, 2)
+    if n_mixed and not prove(
+        carray(pointer(state[KEY_SEGMENTS]), (n_segments, SEGMENT_FIELDS), np.int64),
+        carray(pointer(state[KEY_STREAMS]), (2, n_segments, STREAM_FIELDS), np.int64),
+        _ints(state, KEY_KIND, 2), _ints(state, KEY_PER_ROW, 2), records, by_piece[SEGMENT, :n_pieces],
+        mixed[:n_mixed], latest, out_pos[: n_mixed + 1], mixed_off, requests, order, request_ts, bound, cut, digest,
+        key_ts, found[PLAN_TIMES : PLAN_TIMES + 3], key_runs, blocks, scratch, room,
+    ):  # fmt: skip
+        return UNDONE
+    if not as_versions_say(versions, by_user[3], user_of, cut, digest, same):
+        return UNDONE
+    oldest, newest, whole = np.empty(n, np.int64), np.empty(n, np.int64), np.ones(n, np.bool_)
+    for x in range(n):
+        newest[x], oldest[x] = max_len, request_ts[x] - horizon if horizon >= 0 else np.iinfo(np.int64).min
+    at += 2 * n
+    rows = found[at : at + n_users + 1]
+    start, stop = found[at + n + 1 : at + 2 * n + 1], found[at + 2 * n + 1 : at + 3 * n + 1]
+    n_read = ranges_of_users(
+        records, runs, run_of_user, requests, order, rows_to, cut, oldest, max_len,
+        by_piece[PIECE], by_piece[START], by_piece[STOP], by_piece[OUT], rows,
+    )  # fmt: skip
+    total = rows[n_users]
+    if total > capacity:
+        return UNDONE
+    used = found[USED : USED + n_streams + 1]
+    begin = _read_rows(state, records, by_piece, n_read, total, key_ts, out, capacity, used, scratch, room)
     if begin == 0:
         return UNDONE
-    at += 2 * n
-    rows, start, stop = (
-        found[at : at + n_users + 1],
-        found[at + n + 1 : at + 2 * n + 1],
-        found[at + 2 * n + 1 : at + 3 * n + 1],
-    )
-    rows[:] = by_user[2]
     event_ts, none = carray(pointer(begin), (total,), np.int64), np.empty(0, np.int64)
     found[FOUND_DELIVERED] = example_slices(
         rows, event_ts, none, none, user_of, request_ts, bound, oldest, newest, whole, start, stop, exact
     )
     found[FOUND_USERS], found[FOUND_ROWS] = n_users, total
-    found[FOUND_PIECES], found[FOUND_MIXED] = len(records), sizes[1]
+    found[FOUND_PIECES], found[FOUND_MIXED] = n_pieces, n_mixed
     return DONE
 
 

@@ -4,6 +4,10 @@
 other: so a range is cut into thirds, and their registers are joined. A register after L words more of zeros is the
 register times x^(64 L) modulo the polynomial (all reflected): a carry-less product with ``_SHIFTS[L]``, brought back to
 32 bits by the same instruction (V. Gopal and others, Fast CRC Computation for iSCSI Polynomial, Intel 2011).
+
+A processor with products of 512 bits folds instead: 128 bits, moved on by D bits, are the sum of the products of their
+halves with x^(D + 63) and x^(D - 1) (of two reflected numbers, a product lies one bit lower). Four such sums in each of
+four registers take 256 bytes a step; what they come to is 16 bytes that have the CRC of the whole.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from numba.core.registry import cpu_target
 from numba.np.numpy_support import carray
 
 from thinrow.core.buffers import Buffers
-from thinrow.kernels.numba.intrinsics import pointer, prefetch
+from thinrow.kernels.numba.intrinsics import pointer, prefetch, word_at
 from thinrow.kernels.numba.jit import intrinsic, njit
 
 Array = npt.NDArray[Any]
@@ -62,6 +66,13 @@ def has_product_instruction() -> bool:
     return has_crc_instruction() and "+pclmul" in _features()
 
 
+def has_wide_product_instruction() -> bool:
+    """Whether it compiles for one with carry-less products of 512 bits."""
+    return has_product_instruction() and {"+vpclmulqdq", "+avx512f"} <= _features()
+
+
+#: Bytes below which one chain is as fast as products.
+_SHORT = 112
 #: Words of a third at most; longer ranges take several turns.
 _THIRD = 512
 
@@ -176,15 +187,15 @@ def _multiply(typingctx: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic
-def _reduce(typingctx: Any, word: Any) -> Any:
-    """The register after 8 bytes, from 0."""
+def _step_word(typingctx: Any, crc: Any, word: Any) -> Any:
+    """The register after 8 bytes more."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.IntType(64)
         step = builder.module.declare_intrinsic("llvm.x86.sse42.crc32.64.64", (), _function(kind, kind))
-        return builder.call(step, [ir.Constant(kind, 0), args[0]])
+        return builder.call(step, args)
 
-    return types.uint64(types.uint64), emit
+    return types.uint64(types.uint64, types.uint64), emit
 
 
 @njit
@@ -200,16 +211,181 @@ def advance_thirds(state: Any, data: Array, start: int, stop: int) -> Any:
             second = _step64(second, data, k + size)
             last = _step64(last, data, k + 2 * size)
         shift = _SHIFTS[third]
-        first = _reduce(_multiply(first, shift)) ^ second
-        first = _reduce(_multiply(first, shift)) ^ last
+        first = _step_word(np.uint64(0), _multiply(first, shift)) ^ second
+        first = _step_word(np.uint64(0), _multiply(first, shift)) ^ last
         at += 3 * size
     return advance_hardware(np.uint32(first), data, at, stop)
 
 
-if has_product_instruction():
-    advance = advance_thirds
+def _power(n: int) -> int:
+    """x^n modulo the polynomial, reflected, as the high half of a word."""
+    power = 0x80000000
+    for _ in range(n):
+        power = (power >> 1) ^ (0x82F63B78 if power & 1 else 0)
+    return power << 32
+
+
+_LANES = ir.VectorType(ir.IntType(64), 8)
+
+
+def _folders(*bits: int) -> ir.Constant:
+    """What the halves of four times 128 bits are multiplied by, to be moved on by so many bits each; 0: nothing."""
+    return ir.Constant(_LANES, [p for d in bits for p in ((_power(d + 63), _power(d - 1)) if d else (0, 0))])
+
+
+def _folded(builder: Any, value: Any, by: Any) -> Any:
+    kind = ir.FunctionType(_LANES, [_LANES, _LANES, ir.IntType(8)])
+    product = builder.module.declare_intrinsic("llvm.x86.pclmulqdq.512", (), kind)
+    low, high = (builder.call(product, [value, by, ir.Constant(ir.IntType(8), half)]) for half in (0x00, 0x11))
+    return builder.xor(low, high)
+
+
+@intrinsic
+def _fold(typingctx: Any, state: Any, address: Any, words: Any) -> Any:
+    """The register after so many words at an address, one at least."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        state, address, words = args
+        word = ir.IntType(64)
+
+        def number(n: int) -> Any:
+            return ir.Constant(word, n)
+
+        def load(at: Any, offset: int = 0) -> Any:
+            value = builder.load(builder.inttoptr(builder.add(at, number(offset)), _LANES.as_pointer()))
+            value.align = 1
+            return value
+
+        def loop(begin: Any, end: Any, size: int, values: Any, step: Any) -> Any:
+            """``step`` of what stands at every ``size`` bytes from ``begin`` to ``end``."""
+            before = builder.block
+            head, body, done = (builder.append_basic_block(name) for name in ("fold", "fold.body", "fold.done"))
+            builder.branch(head)
+            builder.position_at_end(head)
+            at, held = builder.phi(word), [builder.phi(_LANES) for _ in values]
+            at.add_incoming(begin, before)
+            builder.cbranch(builder.icmp_unsigned("<", at, end), body, done)
+            builder.position_at_end(body)
+            following = step(held, at)
+            at.add_incoming(builder.add(at, number(size)), builder.block)
+            for phi, first, value in zip(held, values, following, strict=True):
+                phi.add_incoming(first, before)
+                phi.add_incoming(value, builder.block)
+            builder.branch(head)
+            builder.position_at_end(done)
+            return held
+
+        # Words that do not fill a register come first, behind zeros, which change nothing.
+        empty = builder.and_(builder.neg(words), number(7))
+        first = _behind(builder, address, empty, builder.zext(state, word))
+        end = builder.add(address, builder.shl(words, number(3)))
+        begin = builder.add(address, builder.shl(builder.sub(number(8), empty), number(3)))
+        # Four registers where there are seven more to come, whose sums are then one's.
+        steps = builder.lshr(builder.sub(end, begin), number(6))
+        entry = builder.block
+        wide, alone = builder.append_basic_block("fold.wide"), builder.append_basic_block("fold.alone")
+        builder.cbranch(builder.icmp_unsigned(">=", steps, number(7)), wide, alone)
+        builder.position_at_end(wide)
+        last = builder.add(begin, builder.shl(builder.lshr(builder.sub(steps, number(3)), number(2)), number(8)))
+        last = builder.add(last, number(192))
+        values = [first, *(load(begin, 64 * k) for k in range(3))]
+        by_2048 = _folders(2048, 2048, 2048, 2048)
+        values = loop(
+            builder.add(begin, number(192)), last, 256, values,
+            lambda held, at: [builder.xor(_folded(builder, v, by_2048), load(at, 64 * k)) for k, v in enumerate(held)],
+        )  # fmt: skip
+        joined = values[3]
+        for k, bits in enumerate((1536, 1024, 512)):
+            joined = builder.xor(joined, _folded(builder, values[k], _folders(bits, bits, bits, bits)))
+        wide_end = builder.block
+        builder.branch(alone)
+        builder.position_at_end(alone)
+        value, rest = builder.phi(_LANES), builder.phi(word)
+        value.add_incoming(first, entry)
+        value.add_incoming(joined, wide_end)
+        rest.add_incoming(begin, entry)
+        rest.add_incoming(last, wide_end)
+        by_512 = _folders(512, 512, 512, 512)
+        (value,) = loop(
+            rest, end, 64, [value], lambda held, at: [builder.xor(_folded(builder, held[0], by_512), load(at))]
+        )
+        return _register(builder, value)
+
+    return types.uint32(types.uint32, types.intp, types.intp), emit
+
+
+def _behind(builder: Any, address: Any, empty: Any, state: Any) -> Any:
+    """The words at an address in the lanes from ``empty`` on, the state added to the first; 0 before."""
+    word, byte, bits = ir.IntType(64), ir.IntType(8), ir.VectorType(ir.IntType(1), 8)
+    place = builder.trunc(empty, byte)
+    filled = builder.bitcast(builder.shl(ir.Constant(byte, 255), place), bits)
+    here = builder.bitcast(builder.shl(ir.Constant(byte, 1), place), bits)
+    kind = ir.FunctionType(_LANES, [word.as_pointer(), bits, _LANES])
+    expand = builder.module.globals.get("llvm.masked.expandload.v8i64") or ir.Function(
+        builder.module, kind, "llvm.masked.expandload.v8i64"
+    )
+    none, number = ir.Constant(_LANES, None), ir.IntType(32)
+    loaded = builder.call(expand, [builder.inttoptr(address, word.as_pointer()), filled, none])
+    states = builder.insert_element(none, state, ir.Constant(number, 0))
+    states = builder.shuffle_vector(states, none, ir.Constant(ir.VectorType(number, 8), [0] * 8))
+    return builder.xor(loaded, builder.select(here, states, none))
+
+
+def _register(builder: Any, value: Any) -> Any:
+    """The four sums of a register as one, and of this what the CRC's register is as of any 16 bytes."""
+    word, number = ir.IntType(64), ir.IntType(32)
+    none = ir.Constant(_LANES, None)
+    last = builder.shuffle_vector(value, none, ir.Constant(ir.VectorType(number, 8), [8] * 6 + [6, 7]))
+    value = builder.xor(_folded(builder, value, _folders(384, 256, 128, 0)), last)
+    for half in (4, 2):
+        places = [i + half if i < half else 8 for i in range(8)]
+        value = builder.xor(value, builder.shuffle_vector(value, none, ir.Constant(ir.VectorType(number, 8), places)))
+    step = builder.module.declare_intrinsic("llvm.x86.sse42.crc32.64.64", (), _function(word, word))
+    register = ir.Constant(word, 0)
+    for half in range(2):
+        register = builder.call(step, [register, builder.extract_element(value, ir.Constant(number, half))])
+    return builder.trunc(register, number)
+
+
+@njit
+def _folded_at(state: Any, address: int, size: int) -> Any:
+    if size >= _SHORT:
+        state = _fold(np.uint32(state), address, size >> 3)
+        address, size = address + (size & ~7), size & 7
+    return _steps_at(state, address, size)
+
+
+@njit
+def _steps_at(state: Any, address: int, size: int) -> Any:
+    wide = np.uint64(state)
+    for k in range(size >> 3):
+        wide = _step_word(wide, word_at(address + 8 * k))
+    narrow = np.uint32(wide)
+    if size & 7:
+        data = carray(pointer(address), (size,), np.uint8)
+        for k in range(size & ~7, size):
+            narrow = _step8(narrow, data[k])
+    return narrow
+
+
+@njit
+def _any_at(state: Any, address: int, size: int) -> Any:
+    return advance(state, carray(pointer(address), (size,), np.uint8), 0, size)
+
+
+@njit
+def advance_folded(state: Any, data: Array, start: int, stop: int) -> Any:
+    """As ``advance_hardware``, by products of 512 bits."""
+    return _folded_at(state, data.ctypes.data + start, stop - start)
+
+
+if has_wide_product_instruction():
+    advance, advance_at = advance_folded, _folded_at
 else:
-    advance = advance_hardware if has_crc_instruction() else advance_software
+    advance = advance_thirds if has_product_instruction() else advance_hardware
+    advance = advance if has_crc_instruction() else advance_software
+    #: The register after ``size`` bytes at an address.
+    advance_at = _any_at
 
 
 @njit

@@ -203,11 +203,29 @@ def _open_steps(packed: int, end: int, n_rows: int, width: Any) -> Any:
 
 
 @njit
+def _even_steps(at: int, n_restarts: Any, k: Any, values: int, row: int, stop: int, out: int) -> None:
+    """Rows [row, stop) of a delta block whose steps are all alike, as arrival numbers mostly are; k is the last restart
+    at or before ``row``."""
+    step = word_at(at)
+    i: Any = row
+    while i < stop:
+        following = min(stop, _restart_row(at, k + 1)) if k + 1 < n_restarts else stop
+        value = word_at(values + 8 * k) + step * np.uint64(i - _restart_row(at, k))
+        put = carray(pointer(out + 8 * (i - row)), (following - i,), np.uint64)
+        for j in range(len(put)):
+            put[j] = value + step * np.uint64(j)
+        i, k = following, k + 1
+
+
+@njit
 def _delta(at: int, end: int, n_rows: int, width: Any, row: int, stop: int, out: int, scratch: int, spare: int) -> bool:
     """To items of eight bytes."""
     n_restarts, k, values, packed = _restarts(at, end, n_rows, row)
     if n_restarts < 0:
         return False
+    if width & (LANES - 1) == 0 and packed + packed_bytes(n_rows, 0, width >= LANES) == end:
+        _even_steps(at, n_restarts, k, values, row, stop, out)
+        return True
     low, lanes, patched, marks, held = _open_steps(packed, end, n_rows, width)
     if low == 0:
         return False

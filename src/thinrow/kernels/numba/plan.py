@@ -182,7 +182,7 @@ def _running(records: Records, run_off: Ints) -> Any:
 
 
 @njit
-def _first_not_before(records: Records, a: Any, b: Any, t: Any) -> Any:
+def first_not_before(records: Records, a: Any, b: Any, t: Any) -> Any:
     """The first of a run's pieces ``[a, b)`` that does not end before t."""
     while a < b:
         middle = (a + b) >> 1
@@ -227,7 +227,7 @@ def mark_mixed(
         last_request[u] = max(last_request[u], t)
         for r in range(run_of_user[u], run_of_user[u + 1]):
             begin, stop = run_off[r], run_off[r + 1]
-            end = _first_not_before(records, begin, stop, t)
+            end = first_not_before(records, begin, stop, t)
             if end > begin and (top[end - 1] > b or least[end - 1] <= b):
                 for p in range(begin, end):
                     if np.int64(records[p].max_arrival) > b or np.int64(records[p].min_hidden_from) <= b:
@@ -257,7 +257,7 @@ def rows_before(offsets: Ints, event_ts: Ints, before: Ints, rows: Ints) -> None
 
 
 @njit
-def _sum_of_mixes(key_ts: Ints, key_arrival: Ints, a: Any, b: Any) -> Any:
+def sum_of_mixes(key_ts: Ints, key_arrival: Ints, a: Any, b: Any) -> Any:
     # Views, because an index that counts from 0 is one that the compiler takes into vector registers.
     times, arrivals, total = key_ts[a:b], key_arrival[a:b], np.uint64(0)
     for i in range(len(times)):
@@ -266,18 +266,16 @@ def _sum_of_mixes(key_ts: Ints, key_arrival: Ints, a: Any, b: Any) -> Any:
 
 
 @njit
-def _digest_before(
-    a: Any, n: Any, key_ts: Ints, key_arrival: Ints, known: Ints, p: Any, place: Any, sums: Words
-) -> Any:
+def digest_before(a: Any, n: Any, key_ts: Ints, key_arrival: Ints, known: Ints, p: Any, place: Any, sums: Words) -> Any:
     """Identity digest of the first n rows of piece p, whose keys begin at a; sums of whole blocks are kept."""
     blocks = n >> _BLOCK_BITS
     while known[p] < blocks:
         k = known[p]
         begin = a + (k << _BLOCK_BITS)
-        here = _sum_of_mixes(key_ts, key_arrival, begin, begin + (1 << _BLOCK_BITS))
+        here = sum_of_mixes(key_ts, key_arrival, begin, begin + (1 << _BLOCK_BITS))
         sums[place + k + 1] = sums[place + k] + here
         known[p] = k + 1
-    return sums[place + blocks] + _sum_of_mixes(key_ts, key_arrival, a + (blocks << _BLOCK_BITS), a + n)
+    return sums[place + blocks] + sum_of_mixes(key_ts, key_arrival, a + (blocks << _BLOCK_BITS), a + n)
 
 
 @njit
@@ -319,7 +317,7 @@ def summarize(
         lo, hi = _NEVER, np.int64(-1)
         for r in range(run_of_user[user_of[x]], run_of_user[user_of[x] + 1]):
             begin, stop = run_off[r], run_off[r + 1]
-            cut = _first_not_before(records, begin, stop, t)
+            cut = first_not_before(records, begin, stop, t)
             if cut > begin:
                 before += rows_to[cut - 1]
                 if top[cut - 1] <= b and least[cut - 1] > b:
@@ -343,7 +341,7 @@ def summarize(
                     before += n
                 if seen and n > 0:
                     c += n
-                    d += _digest_before(a, n, key_ts, key_arrival, known, p, place[p], sums)
+                    d += digest_before(a, n, key_ts, key_arrival, known, p, place[p], sums)
                     lo = min(lo, key_ts[a])
                     hi = max(hi, key_ts[a + n - 1])
                     continue
@@ -424,7 +422,7 @@ def read_ranges(
     for x in range(len(user_of)):
         t, b = request_ts[x], bound[x]
         for r in range(run_of_user[user_of[x]], run_of_user[user_of[x] + 1]):
-            cut = _first_not_before(records, run_off[r], run_off[r + 1], t)
+            cut = first_not_before(records, run_off[r], run_off[r + 1], t)
             tail = np.int64(0)
             p = cut - 1
             if cut < run_off[r + 1] and np.int64(records[cut].first_ts) < t:

@@ -45,7 +45,7 @@ from thinrow.core.stripes import (
     StripeTables,
 )
 from thinrow.kernels.numba.blocks import decode_block
-from thinrow.kernels.numba.crc import advance
+from thinrow.kernels.numba.crc import advance_at
 from thinrow.kernels.numba.direct import decode_direct
 from thinrow.kernels.numba.intrinsics import load64, pointer, prefetch, prefetch_range
 from thinrow.kernels.numba.jit import njit
@@ -57,16 +57,17 @@ Array = npt.NDArray[Any]
 MAX_STRIPE_ROWS = 65_536
 _SPARSE, _ABSENT, _ZSTD = 9, 10, 7
 #: Stripes that are decoded together, column by column: their blocks fit the second cache with those of the next.
-_TOGETHER = 16
+TOGETHER = 16
 #: Fields of a block that was found: address, bytes, codec, width, CRC.
-_AT, _BYTES, _CODEC, _WIDTH, _CRC, _BLOCK_FIELDS = range(6)
-#: Rows of the table of runs: first row, last row (exclusive) and stripe of each run; then, stripe by stripe, segment,
-#: address of the record, rows, whether its chunk of keys was counted before.
-_FROM, _TO, _STRIPE, _SEGMENT, _RECORD, _ROWS, _COUNTED, _RUN_FIELDS = range(8)
+_AT, _BYTES, _CODEC, _WIDTH, _CRC, BLOCK_FIELDS = range(6)
+#: Rows of the table of runs: first row, last row (exclusive) and stripe of each run, whether its piece was counted
+#: before; then, stripe by stripe, segment, address of the record, rows, whether its chunk of keys was counted before,
+#: runs that were not.
+FROM, TO, _STRIPE, _KNOWN, _SEGMENT, _RECORD, _ROWS, _COUNTED, _FRESH, RUN_FIELDS = range(10)
 
 
 @njit
-def _bare(array: Array, kind: Any) -> Array:
+def bare(array: Array, kind: Any) -> Array:
     """The same memory as an array that counts no references: a view of one counts with a locked instruction."""
     return carray(pointer(array.ctypes.data), array.shape, kind)
 
@@ -78,8 +79,7 @@ def _word(address: int) -> Any:
 
 @njit
 def _crc_is(address: int, size: int, wanted: Any) -> bool:
-    data = carray(pointer(address), (size,), np.uint8)
-    return bool(~advance(~np.uint32(0), data, 0, size) == np.uint32(wanted))
+    return bool(~advance_at(~np.uint32(0), address, size) == np.uint32(wanted))
 
 
 @njit
@@ -130,7 +130,7 @@ def _record(row: Array, stripe: Any) -> Any:
 
 
 @njit
-def _find(
+def find_runs(
     segments: Array,
     records: Array,
     segment: Array,
@@ -157,16 +157,19 @@ def _find(
             if address == 0:
                 return i, n
             prefetch(address)
-            runs[_RECORD, n], runs[_SEGMENT, n], runs[_COUNTED, n] = address, where, 0
+            runs[_RECORD, n], runs[_SEGMENT, n], runs[_COUNTED, n], runs[_FRESH, n] = address, where, 0, 0
             last_segment, last_stripe, n = where, stripe, n + 1
-        runs[_STRIPE, i], runs[_FROM, i], runs[_TO, i] = n - 1, first + start[i], first + stop[i]
-        if p < len(counted) and counted[p] >= 0:
+        runs[_STRIPE, i], runs[FROM, i], runs[TO, i] = n - 1, first + start[i], first + stop[i]
+        runs[_KNOWN, i] = p < len(counted) and counted[p] >= 0
+        if runs[_KNOWN, i]:
             runs[_COUNTED, n - 1] = 1
+        else:
+            runs[_FRESH, n - 1] += 1
     for k in range(n):
         runs[_ROWS, k] = np.int64(_word(runs[_RECORD, k]) & np.uint64(0xFFFFFFFF))
     for i in range(len(piece)):
         rows = runs[_ROWS, runs[_STRIPE, i]]
-        if rows > MAX_STRIPE_ROWS or runs[_TO, i] > rows:
+        if rows > MAX_STRIPE_ROWS or runs[TO, i] > rows:
             return i, n
     return -1, n
 
@@ -184,7 +187,7 @@ def _chunk(row: Array, record: int, place: int) -> Any:
 
 
 @njit
-def _ask_headers(segments: Array, streams: Array, runs: Array, first: int, last: int) -> None:
+def ask_headers(segments: Array, streams: Array, runs: Array, first: int, last: int) -> None:
     """Ask for the headers of the chunks of stripes [first, last)."""
     for k in range(first, last):
         segment, previous = runs[_SEGMENT, k], np.int64(-1)
@@ -227,7 +230,7 @@ def _put_block(begin: int, head: int, k: int, block: Array) -> None:
 
 
 @njit
-def _open(
+def open_blocks(
     segments: Array,
     streams: Array,
     kind: Array,
@@ -235,11 +238,12 @@ def _open(
     first: int,
     last: int,
     keys: int,
+    known: int,
     blocks: Array,
     used: Array,
 ) -> Any:
     """Find the blocks of all streams in stripes [first, last), headers checked, and count their bytes; the first stripe
-    of which something is wrong, or -1."""
+    of which something is wrong, or -1. A block of stream ``known`` that no run asks for is empty."""
     for at in range(first, last):
         segment, previous = runs[_SEGMENT, at], np.int64(-1)
         begin: Any = 0
@@ -270,6 +274,8 @@ def _open(
             if not sound_width(block[_WIDTH]):
                 return at
             used[w] += block[_BYTES]
+            if w == known and runs[_FRESH, at] == 0:
+                block[_BYTES] = 0
     return -1
 
 
@@ -281,15 +287,16 @@ def _fill(out: Array, at: int, n: int, itemsize: int, value: int) -> None:
 
 
 @njit
-def _decode(
+def decode_stream(
     streams: Array,
     w: int,
     kind: int,
     times: int,
+    known: bool,
     runs: Array,
+    n: int,
     first: int,
     blocks: Array,
-    following: Array,
     run: int,
     last_run: int,
     out_pos: Array,
@@ -299,16 +306,23 @@ def _decode(
     room: Array,
 ) -> Any:
     """Check the blocks of stream w in the stripes from ``first`` on, and decode the rows of runs [run, last_run), which
-    lie there; ask for ``following`` meanwhile. Returns the first run of which something is wrong, or -1."""
+    lie there, those of counted pieces but where they are ``known``; ask for the blocks of those after them meanwhile.
+    ``blocks`` as ``come_to`` left them. Returns the first run of which something is wrong, or -1."""
+    turn = (first // TOGETHER) & 1
+    here, following = blocks[turn, w], blocks[1 - turn if first + TOGETHER < n else 2, w]
     items, itemsize = target[w, 1], target[w, 2]
     out = carray(pointer(target[w, 0]), (items * itemsize,), np.uint8)
-    previous = np.int64(-1)
+    asked, previous = np.int64(-1), np.int64(-1)
     for i in range(run, last_run):
         k = runs[_STRIPE, i]
-        segment, block = runs[_SEGMENT, k], blocks[w, k - first]
+        segment, block = runs[_SEGMENT, k], here[k - first]
         place = streams[w, segment, PLACE]
+        if k != asked:
+            prefetch_range(following[k - first, _AT], following[k - first, _BYTES])
+            asked = k
+        if known and runs[_KNOWN, i]:
+            continue
         if k != previous:
-            prefetch_range(following[w, k - first, _AT], following[w, k - first, _BYTES])
             if place == ELSEWHERE or (place >= 0 and kind == TEXT and block[_CODEC] == _ZSTD):
                 refused[w] = True
             elif place >= 0 and not refused[w] and not _crc_is(block[_AT], block[_BYTES], block[_CRC]):
@@ -316,7 +330,7 @@ def _decode(
             previous = k
         if refused[w]:
             continue
-        row, stop, at = runs[_FROM, i] * times, runs[_TO, i] * times, out_pos[i] * times
+        row, stop, at = runs[FROM, i] * times, runs[TO, i] * times, out_pos[i] * times
         if at < 0 or at > items or stop - row > items - at:
             return i
         if place < 0:
@@ -336,11 +350,50 @@ def _decode(
 
 
 @njit
+def come_to(
+    segments: Array,
+    streams: Array,
+    kind: Array,
+    runs: Array,
+    n: int,
+    first: int,
+    keys: int,
+    known: int,
+    blocks: Array,
+    used: Array,
+) -> Any:
+    """While the stripes from ``first`` on are decoded (``TOGETHER`` of n, none where it is below 0), the blocks of the
+    next ones come, and the headers of those after them. Returns the first stripe of which something is wrong, or -1."""
+    if first < 0:
+        ask_headers(segments, streams, runs, 0, min(n, TOGETHER))
+    after = first + TOGETHER
+    found = blocks[(after // TOGETHER) & 1]
+    last = min(after + TOGETHER, n)
+    wrong = open_blocks(segments, streams, kind, runs, min(after, n), last, keys, known, found, used)
+    if wrong >= 0:
+        return wrong
+    ask_headers(segments, streams, runs, after + TOGETHER, min(after + 2 * TOGETHER, n))
+    if first < 0:
+        for w in range(len(streams)):
+            for k in range(min(n, TOGETHER)):
+                prefetch_range(found[w, k, _AT], found[w, k, _BYTES])
+    return -1
+
+
+@njit
+def first_run_after(runs: Array, run: Any, n_runs: int, first: int) -> Any:
+    """The first run from ``run`` on that lies behind the stripes ``[first, first + TOGETHER)``."""
+    while run < n_runs and runs[_STRIPE, run] < first + TOGETHER:
+        run += 1
+    return run
+
+
+@njit
 def rooms(n_runs: int, n_streams: int) -> tuple[Array, Array]:
     """``runs`` and ``blocks`` of ``read_into``."""
     # The third is always empty: after the last stripes nothing follows.
-    blocks = np.zeros((3, n_streams, _TOGETHER, _BLOCK_FIELDS), np.int64)
-    return np.empty((_RUN_FIELDS, n_runs), np.int64), blocks
+    blocks = np.zeros((3, n_streams, TOGETHER, BLOCK_FIELDS), np.int64)
+    return np.empty((RUN_FIELDS, n_runs), np.int64), blocks
 
 
 @njit
@@ -360,54 +413,34 @@ def read_into(
     used: Array,
     counted: Array,
     keys: int,
+    known: int,
     runs: Array,
     blocks: Array,
     scratch: Array,
     room: Array,
 ) -> Any:
     """``read_stripes`` with its tables and outputs spread out: ``target`` (W, 3) int64 is address, values and bytes a
-    value of each output. The caller keeps all memory alive."""
-    segments, streams, blocks = _bare(segments, np.int64), _bare(streams, np.int64), _bare(blocks, np.int64)
-    scratch, room, runs = _bare(scratch, np.uint64), _bare(room, np.uint64), _bare(runs, np.int64)
-    bad, n = _find(segments, records, segment, piece, start, stop, counted, runs)
+    value of each output; of stream ``known`` (-1: none) the runs of counted pieces are in their place already. The
+    caller keeps all memory alive."""
+    segments, streams, blocks = bare(segments, np.int64), bare(streams, np.int64), bare(blocks, np.int64)
+    scratch, room, runs = bare(scratch, np.uint64), bare(room, np.uint64), bare(runs, np.int64)
+    bad, n = find_runs(segments, records, segment, piece, start, stop, counted, runs)
     if bad >= 0:
         return bad
-    _ask_headers(segments, streams, runs, 0, min(n, _TOGETHER))
     run: Any = 0
-    for first in range(-_TOGETHER, n, _TOGETHER):
-        # While these stripes are decoded, the blocks of the next ones come, and the headers of those after them.
-        after = first + _TOGETHER
-        turn = (after // _TOGETHER) & 1
-        wrong = _open(segments, streams, kind, runs, min(after, n), min(after + _TOGETHER, n), keys, blocks[turn], used)
+    for first in range(-TOGETHER, n, TOGETHER):
+        wrong = come_to(segments, streams, kind, runs, n, first, keys, known, blocks, used)
         if wrong >= 0:
             return np.searchsorted(runs[_STRIPE], wrong)
-        _ask_headers(segments, streams, runs, after + _TOGETHER, min(after + 2 * _TOGETHER, n))
         if first < 0:
-            for w in range(len(streams)):
-                for k in range(min(n, _TOGETHER)):
-                    prefetch_range(blocks[turn, w, k, _AT], blocks[turn, w, k, _BYTES])
             continue
         begin = run
-        while run < len(piece) and runs[_STRIPE, run] < after:
-            run += 1
+        run = first_run_after(runs, run, len(piece), first)
         for w in range(len(streams)):
-            wrong = _decode(
-                streams,
-                w,
-                kind[w],
-                per_row[w],
-                runs,
-                first,
-                blocks[1 - turn],
-                blocks[turn if after < n else 2],
-                begin,
-                run,
-                out_pos,
-                target,
-                refused,
-                scratch,
-                room,
-            )
+            wrong = decode_stream(
+                streams, w, kind[w], per_row[w], w == known, runs, n, first, blocks, begin, run, out_pos, target,
+                refused, scratch, room,
+            )  # fmt: skip
             if wrong >= 0:
                 return wrong
     return -1
@@ -470,6 +503,7 @@ def read_stripes(
         used,
         counted,
         keys if keys < len(out) else -1,
+        -1,
         *rooms(len(piece), len(out)),
         *workspace(),
     )
