@@ -1,5 +1,7 @@
 """Compiled feature kernels equal the NumPy reference bit for bit, and the history cross equals a plain count."""
 
+import re
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +13,6 @@ from thinrow.jagged import Column, Events, Jagged, SharedHistories
 from thinrow.kernels import kernel, use
 
 int64s = hnp.arrays(np.int64, st.integers(0, 40), elements=st.integers(-(2**63), 2**63 - 1))
-floats = hnp.arrays(np.float64, st.integers(0, 40), elements=st.floats(allow_nan=True, allow_infinity=True))
 seeds = st.integers(0, 2**63 - 1)
 divisors = st.integers(1, 2**63 - 1)
 
@@ -45,23 +46,29 @@ def test_byte_hash(values, seed):
     assert len(np.unique(hashed)) == len(set(values))
 
 
+@given(st.lists(st.text(max_size=30), max_size=8), seeds)
+@settings(max_examples=60, deadline=None)
+def test_hash_of_words(texts, seed):
+    raw = [t.encode() for t in texts]
+    arguments = np.cumsum([0, *(len(v) for v in raw)]), np.frombuffer(b"".join(raw), np.uint8), seed
+    results = []
+    for backend in ("numba", "reference"):
+        with use(backend):
+            results.append(kernel("hash_words")(*arguments))
+    for one, other in zip(*results, strict=True):
+        assert one.tolist() == other.tolist()
+    lists, hashed = results[0]
+    words = [re.findall(rb"[0-9a-z\x80-\xff]+", v.lower()) for v in raw]
+    assert np.diff(lists).tolist() == [len(w) for w in words]
+    flat = [w for found in words for w in found]
+    bounds = np.cumsum([0, *(len(w) for w in flat)])
+    assert hashed.tolist() == kernel("hash_bytes")(bounds, np.frombuffer(b"".join(flat), np.uint8), seed).tolist()
+
+
 @given(hnp.arrays(np.int64, st.tuples(st.integers(1, 4), st.integers(0, 20))), seeds)
 @settings(max_examples=40, deadline=None)
 def test_tuple_hash(elements, seed):
     both("hash_tuples", elements, seed)
-
-
-@given(int64s, st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=8, unique=True))
-@settings(max_examples=40, deadline=None)
-def test_bucketize_integers(values, boundaries):
-    out = both("bucketize_ints", values, np.array(sorted(boundaries)))
-    assert out.tolist() == [sum(b <= v for b in boundaries) for v in values.tolist()]
-
-
-@given(floats, st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=8, unique=True))
-@settings(max_examples=40, deadline=None)
-def test_bucketize_floats(values, boundaries):
-    both("bucketize_floats", values, np.array(sorted(boundaries)))
 
 
 @st.composite

@@ -32,6 +32,7 @@ COMMANDS = {
     "shadow": ("shadow", "Compare the fat rows of an existing pipeline with the store, difference by difference."),
     "train": ("train", "Train a ranker on the examples of a table."),
     "evaluate": ("evaluate", "Score examples with a checkpoint: NE, AUC, GAUC."),
+    "plan": ("plan", "Show the feature plan of a checkpoint, as text or as a picture."),
     "rank": ("rank", "Rank requests with a checkpoint, and log the impressions."),
     "serve": ("serve", "Serve histories over HTTP, and log what rankers showed."),
     "demo": ("demo.command", "Run the whole loop on real data: a year of shopping, or a git history."),

@@ -24,7 +24,7 @@ from thinrow.dpp.spec import SessionSpec
 from thinrow.examples.datafiles import ROW_GROUP_ROWS
 from thinrow.examples.records import ExampleBatch
 from thinrow.examples.table import ExampleTable
-from thinrow.features import FeaturePlan, featurize
+from thinrow.features import EVENT_TS, REQUEST_TS, FeaturePlan, featurize
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.missing import OnMissing
@@ -367,7 +367,7 @@ class Worker:
 
 def _check_plan(plan: FeaturePlan, projection: Projection, source: Source) -> None:
     history = source.history_names(projection)
-    known = {f"history.{n}" for n in (*history, "event_ts")} | set(source.names)
+    known = {f"history.{n}" for n in history} | {EVENT_TS, REQUEST_TS} | set(source.names)
     for name in plan.sources:
         if name not in known:
             raise InputError(

@@ -1,22 +1,21 @@
-"""Bucketize: a number -> the count of boundaries that are <= it.
+"""Bucketize: a number -> the count of boundaries that are <= it, or with ``side="left"`` the count of those < it.
 
-With boundaries (0, 10, 100): -5 -> 0, 0 -> 1, 9.99 -> 1, 10 -> 2, 1000 -> 3. NaN -> 3 (above all), null -> null.
+With boundaries (0, 10, 100): -5 -> 0, 0 -> 1, 9.99 -> 1, 10 -> 2, 1000 -> 3; from the left 0 -> 0 and 10 -> 1. NaN -> 3
+(above all), null -> null. ``side`` says where a value that equals a boundary goes, as in ``numpy.searchsorted``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from thinrow.core.errors import InputError
-from thinrow.features.node import Elementwise
-from thinrow.features.value import Entries
-from thinrow.kernels import kernel
+from thinrow.features.node import Elementwise, Formula
+from thinrow.kernels.chain import Op, Step, bits
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -29,11 +28,15 @@ class Bucketize(Elementwise):
     """
 
     boundaries: tuple[float, ...]
+    side: Literal["right", "left"] = "right"
     op: ClassVar[str] = "bucketize"
+    later_fields: ClassVar[Mapping[str, Any]] = {"side": "right"}
 
     def __post_init__(self) -> None:
         if not self.boundaries or not all(math.isfinite(b) for b in self.boundaries):
             raise InputError(f"bucketize: boundaries {self.boundaries}; give one finite number or more")
+        if self.side not in ("right", "left"):
+            raise InputError(f"bucketize: side={self.side!r}; it must be 'right' or 'left'")
         # One spelling of each number, so that equal ops have equal digests: 10.0 is written 10.
         whole = tuple(int(b) if b == int(b) else float(b) for b in self.boundaries)
         object.__setattr__(self, "boundaries", whole)
@@ -41,14 +44,12 @@ class Bucketize(Elementwise):
             if low >= high:
                 raise InputError(f"bucketize: boundary {high} follows {low}; they must ascend strictly")
 
-    def compute(self, entries: Entries) -> npt.NDArray[Any]:
-        if isinstance(entries, pa.Array):
-            raise InputError(f"bucketize of a column of {entries.type}; it takes numbers: hash strings instead")
-        if entries.dtype.kind == "f":
-            bounds = np.asarray(self.boundaries, np.float64)
-            result = kernel("bucketize_floats")(np.ascontiguousarray(entries, np.float64), bounds)
+    def formula(self, dtype: np.dtype[Any]) -> Formula:
+        if dtype.kind == "f":
+            step = Step(Op.BUCKETIZE_FLOATS, (int(self.side == "left"),), tuple(bits(b) for b in self.boundaries))
         else:
-            # For integers x >= b is x >= ceil(b); a boundary past the largest int64 is never reached.
-            whole = [max(math.ceil(b), _INT64_MIN) for b in self.boundaries if math.ceil(b) <= _INT64_MAX]
-            result = kernel("bucketize_ints")(np.ascontiguousarray(entries, np.int64), np.asarray(whole, np.int64))
-        return np.asarray(result)
+            # For integers x >= b is x >= ceil(b), and x > b is x >= floor(b) + 1; one past the largest int64 is never
+            # reached.
+            least = [math.ceil(b) if self.side == "right" else math.floor(b) + 1 for b in self.boundaries]
+            step = Step(Op.BUCKETIZE_INTS, (), tuple(max(b, _INT64_MIN) for b in least if b <= _INT64_MAX))
+        return Formula(((step,),), np.dtype(np.int32))

@@ -17,20 +17,31 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError
+from thinrow.core.ragged import offsets_of
 from thinrow.features.hash import Hash
 from thinrow.features.node import Domain, Node, check_bucket_count, check_seed
-from thinrow.features.value import Value
+from thinrow.features.value import Value, aligned, united_mask
 from thinrow.kernels import kernel
+
+#: Values that one cross of every combination may give.
+_MOST = 1 << 31
 
 
 @dataclass(frozen=True)
 class Cross(Node):
-    """int64: the hash of the tuple, or, with ``buckets``, the unsigned hash modulo ``buckets``."""
+    """int64: the hash of the tuple, or, with ``buckets``, the unsigned hash modulo ``buckets``.
+
+    Rows are aligned: the i-th elements of a row stand together. With ``product`` every element of a row of one column
+    meets every one of the same row of the others, the last column's changing fastest: rows [1, 2] and [7, 8, 9] give
+    six values, those of (1, 7), (1, 8), (1, 9), (2, 7), (2, 8) and (2, 9).
+    """
 
     inputs: tuple[Node, ...]
     buckets: int | None = None
     seed: int = 0
+    product: bool = False
     op: ClassVar[str] = "cross"
+    later_fields: ClassVar[Mapping[str, Any]] = {"product": False}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(self.inputs))
@@ -58,29 +69,29 @@ class Cross(Node):
         return next((i.domain for i in self.inputs if i.domain != "ctx"), "ctx")
 
     def evaluate(self, operands: Sequence[Value]) -> Value:
-        offsets = next((v.offsets for v in operands if v.offsets is not None), None)
-        parts = [_spread(v, offsets) for v in operands]
-        if len({len(p) for p in parts}) > 1:
-            raise InputError(
-                f"cross of columns of {', '.join(str(len(p)) for p in parts)} values; they must be as many"
-            )
+        parts, offsets = _every_combination(operands) if self.product else aligned(operands, "cross")
         elements = np.stack([np.asarray(p.numbers(), np.int64) for p in parts])
         hashed = kernel("hash_tuples")(elements, self.seed)
         if self.buckets is not None:
             hashed = kernel("mod_unsigned")(hashed, self.buckets)
-        masks = [p.valid for p in parts if p.valid is not None]
-        return Value(np.asarray(hashed), None, np.logical_and.reduce(masks) if masks else None, offsets)
+        return Value(np.asarray(hashed), None, united_mask(parts), offsets)
 
 
-def _spread(value: Value, offsets: npt.NDArray[np.int64] | None) -> Value:
-    """``value`` with one element for each of the jagged rows of ``offsets``."""
-    if offsets is None or value.offsets is offsets:
-        return value
-    rows = (len(value) if value.offsets is None else len(value.offsets) - 1), len(offsets) - 1
-    if rows[0] != rows[1]:
-        raise InputError(f"cross of a column of {rows[0]} rows with one of {rows[1]}; they must be as many")
-    if value.offsets is None:
-        return value.take(np.repeat(np.arange(rows[0]), np.diff(offsets)), offsets)
-    if not np.array_equal(value.offsets, offsets):
-        raise InputError("cross of jagged columns whose rows differ in length; truncate both alike, or neither")
-    return value
+def _every_combination(sides: Sequence[Value]) -> tuple[list[Value], npt.NDArray[np.int64]]:
+    """Each side's element of every combination of a row's elements, the last side's changing fastest."""
+    bounds = [np.arange(len(v) + 1) if v.offsets is None else v.offsets for v in sides]
+    if len({len(b) for b in bounds}) > 1:
+        rows = ", ".join(str(len(b) - 1) for b in bounds)
+        raise InputError(f"cross of columns of {rows} rows; they must be as many")
+    lengths = [np.diff(b) for b in bounds]
+    total = int(np.prod([n.astype(np.float64) for n in lengths], axis=0).sum())
+    if total > _MOST:
+        raise InputError(f"cross of every combination gives {total} values; {_MOST} at most: truncate the sides first")
+    offsets = offsets_of(np.prod(lengths, axis=0))
+    row = np.repeat(np.arange(len(lengths[0])), np.diff(offsets))
+    left = np.arange(len(row)) - offsets[row]
+    parts = []
+    for side, bound, n in reversed(list(zip(sides, bounds, lengths, strict=True))):
+        left, at = np.divmod(left, n[row])
+        parts.append(side.take(bound[row] + at, offsets))
+    return parts[::-1], offsets

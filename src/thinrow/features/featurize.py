@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.features.node import EVENT_TS, REQUEST_TS
 from thinrow.features.plan import FeaturePlan
 from thinrow.jagged import Column, Jagged, SharedHistories
 
@@ -48,8 +49,8 @@ def featurize(
         return histories, {}
     events = histories.events
     sources: dict[str, Column | Jagged] = {f"history.{n}": c for n, c in events.columns.items()}
-    sources["history.event_ts"] = Column(events.event_ts)
     sources |= {f"ctx.{n}": c for n, c in context.items()}
+    sources |= {EVENT_TS: Column(events.event_ts), REQUEST_TS: Column(request_ts)}
     sources |= {f"cand.{n}": c for n, c in candidates.items()}
     outputs = plan.apply(sources, histories, request_ts)
     derived = {n: c for n, c in outputs.items() if plan.domain(n) == "history" and isinstance(c, Column)}

@@ -1,7 +1,7 @@
 """Hash: an integer, string or bytes -> 64 bits, or a bucket, by the named hash ``thinrow_mix64_v1``.
 
 5 and "5" differ; 5 as int8 and 5 as int64 do not. The definition is in ``kernels.reference.features``. Several seeds
-on one column make a multi-hash. With seed 0 and no buckets: 5 -> -5233069316186871543, "5" -> -8733482803633890400.
+on one column make a ``MultiHash``. With seed 0 and no buckets: 5 -> -5233069316186871543, "5" -> -8733482803633890400.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from thinrow.features.node import Elementwise, as_int64, check_bucket_count, check_seed
-from thinrow.features.value import Entries
+from thinrow.features.node import Elementwise, Formula, check_bucket_count, check_seed, integers
 from thinrow.kernels import kernel
+from thinrow.kernels.chain import INT, Op, Step, hash_start, remainder
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,24 @@ class Hash(Elementwise):
         check_bucket_count("hash", "buckets", self.buckets)
         check_seed("hash", self.seed)
 
-    def compute(self, entries: Entries) -> npt.NDArray[Any]:
-        if isinstance(entries, pa.Array):
-            hashed = kernel("hash_bytes")(*byte_runs(entries), self.seed)
-        else:
-            hashed = kernel("hash_ints")(as_int64(entries, "hash", "bucketize floats first"), self.seed)
-        return np.asarray(hashed if self.buckets is None else kernel("mod_unsigned")(hashed, self.buckets))
+    def formula(self, dtype: np.dtype[Any]) -> Formula:
+        integers(dtype, "hash", "bucketize floats first")
+        return Formula((hash_steps(self.seed, self.buckets),), np.dtype(np.int64))
+
+    def texts(self, entries: pa.Array) -> npt.NDArray[Any]:
+        return hash_texts(entries, self.seed, self.buckets)
+
+
+def hash_steps(seed: int, buckets: int | None) -> tuple[Step, ...]:
+    """The hash of an integer, or its bucket."""
+    hashed = Step(Op.HASH, (hash_start(seed, INT),))
+    return (hashed,) if buckets is None else (hashed, remainder(buckets))
+
+
+def hash_texts(entries: pa.Array, seed: int, buckets: int | None) -> npt.NDArray[np.int64]:
+    """(n,) hashes of strings or bytes, or their buckets."""
+    hashed = kernel("hash_bytes")(*byte_runs(entries), seed)
+    return np.asarray(hashed if buckets is None else kernel("mod_unsigned")(hashed, buckets))
 
 
 def byte_runs(entries: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:

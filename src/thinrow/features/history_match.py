@@ -22,7 +22,7 @@ import numpy as np
 
 from thinrow.core.errors import InputError
 from thinrow.features.history_cross import HistoryCross
-from thinrow.features.node import Domain, Node, Source
+from thinrow.features.node import EVENT_TS, Domain, Node, Source
 from thinrow.features.value import Value
 
 Measure = Literal["count", "days_since", "seen"]
@@ -51,7 +51,7 @@ class HistoryMatch(Node):
             if not isinstance(node, Source) or node.domain != domain:
                 found = repr(node.name) if isinstance(node, Source) else repr(node)
                 raise InputError(f"history_match: {field} is {found}; it must be Source('{domain}.NAME')")
-        if self.history.name == "history.event_ts":
+        if self.history.name == EVENT_TS:
             raise InputError("history_match: history is 'history.event_ts', a time; give a column of the event schema")
         if self.measure not in MEASURES:
             raise InputError(f"history_match: measure={self.measure!r}; it must be one of {', '.join(MEASURES)}")

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from thinrow.features.node import Elementwise, as_int64, check_bucket_count
-from thinrow.features.value import Entries
-from thinrow.kernels import kernel
+from thinrow.features.node import Elementwise, Formula, check_bucket_count, integers
+from thinrow.kernels.chain import remainder
 
 
 @dataclass(frozen=True)
@@ -26,6 +24,6 @@ class Mod(Elementwise):
     def __post_init__(self) -> None:
         check_bucket_count("mod", "divisor", self.divisor)
 
-    def compute(self, entries: Entries) -> npt.NDArray[Any]:
-        values = as_int64(entries, "mod", "bucketize floats, hash strings")
-        return np.asarray(kernel("mod_unsigned")(values, self.divisor))
+    def formula(self, dtype: np.dtype[Any]) -> Formula:
+        integers(dtype, "mod", "bucketize floats, hash strings")
+        return Formula(((remainder(self.divisor),),), np.dtype(np.int64))

@@ -19,11 +19,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from thinrow.core.errors import InputError
-from thinrow.features.value import Entries, Value
+from thinrow.features.value import Value
+from thinrow.kernels.chain import Step
 
 #: What a value stands beside: an event (shared by the examples of its user), a candidate, or an example.
 Domain = Literal["history", "cand", "ctx"]
 DOMAINS: tuple[Domain, ...] = ("history", "cand", "ctx")
+#: Inputs that every example has: the times of its events, and its own.
+EVENT_TS, REQUEST_TS = "history.event_ts", "ctx.request_ts"
 
 
 class Node(ABC):
@@ -31,6 +34,9 @@ class Node(ABC):
 
     op: ClassVar[str]
     operand_fields: ClassVar[tuple[str, ...]] = ("input", "inputs")
+    #: Fields that came later, with what their absence means: left out of what is written where they say no more, so
+    #: that plans written before stay what they are.
+    later_fields: ClassVar[Mapping[str, Any]] = {}
 
     @property
     @abstractmethod
@@ -51,7 +57,8 @@ class Node(ABC):
         assert dataclasses.is_dataclass(self)
         fields = [f.name for f in dataclasses.fields(self) if f.name not in self.operand_fields]
         values = {name: getattr(self, name) for name in fields}
-        return {name: int(v) if isinstance(v, np.integer) else v for name, v in values.items()}
+        said = {n: v for n, v in values.items() if n not in self.later_fields or v != self.later_fields[n]}
+        return {name: int(v) if isinstance(v, np.integer) else v for name, v in said.items()}
 
     @classmethod
     def build(cls, inputs: Sequence[Node], parameters: Mapping[str, Any]) -> Self:
@@ -94,9 +101,23 @@ class Source(Node):
         raise AssertionError("the plan looks sources up")
 
 
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """What an elementwise step does with numbers of one dtype.
+
+    Attributes:
+        branches: the steps of the result; of a vector, those of each of its elements.
+        dtype: of the result, which holds what the last step of each branch makes.
+    """
+
+    branches: tuple[tuple[Step, ...], ...]
+    dtype: np.dtype[Any]
+
+
 @dataclass(frozen=True)
 class Elementwise(Node):
-    """A pure, stateless op of one column, so it may run once per distinct entry of a dictionary."""
+    """A pure, stateless op of one column, so it may run once per distinct entry of a dictionary, and in one pass with
+    the other ops of its column."""
 
     input: Node
 
@@ -104,25 +125,27 @@ class Elementwise(Node):
     def operands(self) -> tuple[Node, ...]:
         return (self.input,)
 
-    def evaluate(self, operands: Sequence[Value]) -> Value:
-        (value,) = operands
-        return dataclasses.replace(value, entries=self.compute(value.entries))
+    @property
+    def width(self) -> int:
+        """Elements of a result that is a vector; 0 where it is one number."""
+        return 0
 
     @abstractmethod
-    def compute(self, entries: Entries) -> npt.NDArray[Any]:
-        """(n,) results for (n,) numbers or dictionary entries. Nulls are the caller's business."""
+    def formula(self, dtype: np.dtype[Any]) -> Formula:
+        """The steps for numbers of ``dtype``, integers or floats. Raises InputError where the op takes others."""
+
+    def texts(self, entries: pa.Array) -> npt.NDArray[Any]:
+        """(n,) or (n, width) results for strings or bytes. Raises InputError where the op takes none."""
+        raise InputError(f"{self.op} of a column of {entries.type}; it takes numbers: hash strings first")
+
+    def evaluate(self, operands: Sequence[Value]) -> Value:
+        raise AssertionError("the plan computes the elementwise ops of a column together")
 
 
-def as_int64(entries: Entries, op: str, remedy: str) -> npt.NDArray[np.int64]:
-    """Integers of any width as int64.
-
-    Raises:
-        InputError: they are strings, bytes or floats.
-    """
-    if isinstance(entries, pa.Array) or entries.dtype.kind not in "iu":
-        found = entries.type if isinstance(entries, pa.Array) else entries.dtype
-        raise InputError(f"{op} of a column of {found}; it takes integers: {remedy}")
-    return np.ascontiguousarray(entries, np.int64)
+def integers(dtype: np.dtype[Any], op: str, remedy: str) -> None:
+    """Raises InputError unless ``dtype`` is one of integers."""
+    if dtype.kind not in "iu":
+        raise InputError(f"{op} of a column of {dtype}; it takes integers: {remedy}")
 
 
 def check_bucket_count(op: str, name: str, n: int | None) -> None:

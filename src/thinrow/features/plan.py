@@ -15,25 +15,53 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError
+from thinrow.features.bag_of_words import BagOfWords
 from thinrow.features.bucketize import Bucketize
+from thinrow.features.clip import Clip
 from thinrow.features.cross import Cross
+from thinrow.features.custom import Custom
+from thinrow.features.dictionary_map import DictionaryMap
+from thinrow.features.fill import Fill
+from thinrow.features.graph import Graph
 from thinrow.features.hash import Hash
 from thinrow.features.history_cross import HistoryCross, history_candidate_cross
 from thinrow.features.history_match import HistoryMatch
+from thinrow.features.log1p import Log1p
 from thinrow.features.mod import Mod
-from thinrow.features.node import Domain, Node, Source
+from thinrow.features.multi_hash import MultiHash
+from thinrow.features.node import Domain, Elementwise, Node, Source
+from thinrow.features.time_delta import TimeDelta
 from thinrow.features.truncate import Truncate
 from thinrow.features.value import Value, finish, start
 from thinrow.jagged import Column, Jagged, SharedHistories
 
-OPS: dict[str, type[Node]] = {op.op: op for op in (Source, Bucketize, Mod, Hash, Truncate, Cross, HistoryMatch)}
+OPS: dict[str, type[Node]] = {
+    op.op: op
+    for op in (
+        Source,
+        BagOfWords,
+        Bucketize,
+        Clip,
+        Cross,
+        Custom,
+        DictionaryMap,
+        Fill,
+        Hash,
+        HistoryMatch,
+        Log1p,
+        Mod,
+        MultiHash,
+        TimeDelta,
+        Truncate,
+    )
+}
 
 _FORMAT = 1
 
@@ -51,6 +79,10 @@ class FeaturePlan:
         for name, node in self.outputs.items():
             if not isinstance(node, Node):
                 raise InputError(f"output {name!r} is {node!r}; give a Source or an op")
+        object.__setattr__(self, "_graph", Graph.of(self.outputs))
+
+    def __reduce__(self) -> tuple[type[FeaturePlan], tuple[dict[str, Node]]]:
+        return FeaturePlan, (dict(self.outputs),)
 
     def __hash__(self) -> int:
         return hash(self.fingerprint())
@@ -58,14 +90,12 @@ class FeaturePlan:
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of the inputs, sorted."""
-        found: set[str] = set()
-        pending: list[Node] = list(self.outputs.values())
-        while pending:
-            node = pending.pop()
-            if isinstance(node, Source):
-                found.add(node.name)
-            pending.extend(node.operands)
-        return tuple(sorted(found))
+        return tuple(sorted({n.name for n in self.graph.nodes if isinstance(n, Source)}))
+
+    @property
+    def graph(self) -> Graph:
+        """The distinct steps, numbered."""
+        return self._graph  # type: ignore[attr-defined,no-any-return]
 
     @property
     def history_columns(self) -> tuple[str, ...]:
@@ -93,10 +123,10 @@ class FeaturePlan:
         Raises:
             InputError: an input is missing or of a type that an op does not take.
         """
-        run = _Run(sources, histories, request_ts)
+        run = _Run(self.graph, sources, histories, request_ts)
         return {
-            name: run.source(node) if isinstance(node, Source) else finish(run.value(node))
-            for name, node in self.outputs.items()
+            name: run.source(node) if isinstance(node, Source) else finish(run.value(place))
+            for (name, node), place in zip(self.outputs.items(), self.graph.outputs, strict=True)
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,12 +180,14 @@ class _Run:
 
     def __init__(
         self,
+        graph: Graph,
         sources: Mapping[str, Column | Jagged],
         histories: SharedHistories | None,
         request_ts: npt.NDArray[np.int64] | None,
     ) -> None:
-        self._sources, self._histories, self._request_ts = sources, histories, request_ts
-        self._values: dict[str, Value] = {}
+        self._graph, self._sources = graph, sources
+        self._histories, self._request_ts = histories, request_ts
+        self._values: dict[int, Value] = {}
         self._crosses: dict[tuple[str, str], HistoryCross] = {}
 
     def source(self, node: Source) -> Column | Jagged:
@@ -164,16 +196,31 @@ class _Run:
             raise InputError(f"the plan reads {node.name!r}, which is not there; there are {have}")
         return self._sources[node.name]
 
-    def value(self, node: Node) -> Value:
-        key = node.digest()
-        if key not in self._values:
-            if isinstance(node, Source):
-                self._values[key] = start(self.source(node))
-            elif isinstance(node, HistoryMatch):
-                self._values[key] = node.pick(self._cross(node))
-            else:
-                self._values[key] = node.evaluate([self.value(i) for i in node.operands])
-        return self._values[key]
+    def value(self, place: int) -> Value:
+        if place in self._values:
+            return self._values[place]
+        node = self._graph.nodes[place]
+        if isinstance(node, Source):
+            made = start(self.source(node))
+        elif isinstance(node, HistoryMatch):
+            made = node.pick(self._cross(node))
+        elif isinstance(node, Elementwise):
+            self._run_fused(self._graph.base[place])
+            return self._values[place]
+        else:
+            operands = [self.value(i) for i in self._graph.operands[place]]
+            if not isinstance(node, Truncate):
+                for operand in operands:
+                    _check_single(operand, node)
+            made = node.evaluate(operands)
+        self._values[place] = made
+        return made
+
+    def _run_fused(self, base: int) -> None:
+        value, fusion = self.value(base), self._graph.fusions[base]
+        _check_single(value, fusion.first)
+        for place, entries in fusion.run(value.entries).items():
+            self._values[place] = replace(value, entries=entries)
 
     def _cross(self, node: HistoryMatch) -> HistoryCross:
         key = (node.history.name, node.candidate.name)
@@ -188,3 +235,10 @@ class _Run:
                 raise InputError(f"{key[1]!r} is a flat column; candidates are rows, one an example: give a Jagged")
             self._crosses[key] = history_candidate_cross(self._histories, node.column, candidates, self._request_ts)
         return self._crosses[key]
+
+
+def _check_single(value: Value, node: Node) -> None:
+    """Raises InputError where an op is given lists or vectors."""
+    if value.lists is not None or (isinstance(value.entries, np.ndarray) and value.entries.ndim == 2):
+        found = "vectors" if value.lists is None else "lists"
+        raise InputError(f"{node.op} of {found}; it takes single values: make {found} last")

@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from thinrow.core.errors import InputError
-from thinrow.core.ragged import ranges_index
 from thinrow.features.node import Node
 from thinrow.features.value import Value
 
@@ -48,4 +47,4 @@ class Truncate(Node):
             start = np.maximum(start, stop - self.n)
         else:
             stop = np.minimum(stop, start + self.n)
-        return value.take(*ranges_index(start, stop))
+        return value.take_ranges(start, stop)

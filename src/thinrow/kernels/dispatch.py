@@ -81,10 +81,10 @@ KERNELS: dict[str, str] = {
     "hash_ints": "features",
     "hash_bytes": "features",
     "hash_tuples": "features",
+    "hash_words": "features",
     "mod_unsigned": "features",
-    "bucketize_ints": "features",
-    "bucketize_floats": "features",
     "history_candidate_cross": "features",
+    "run_chain": "chain",
     "hstu_attention": "hstu",
     "find_keys": "table",
     "insert_keys": "table",
@@ -96,6 +96,9 @@ KERNELS: dict[str, str] = {
     "adagrad_rows": "table",
     "adam_rows": "table",
 }
+
+#: Kernel of tensors -> module of ``kernels.torch`` that defines it.
+DEVICE_KERNELS: dict[str, str] = {"run_chain": "chain", "as_dtype": "chain", "hash_tuples": "chain"}
 
 #: Modules whose fast backend is written in torch, not numba.
 _TORCH_MODULES = ("hstu",)
@@ -112,6 +115,19 @@ def kernel(name: str) -> Callable[..., Any]:
         InputError: there is no such kernel.
     """
     return _find(_active, name)
+
+
+def device_kernel(name: str) -> Callable[..., Any]:
+    """The function ``name`` of tensors on any device, whatever the active backend. Needs torch.
+
+    Raises:
+        InputError: there is no such kernel.
+    """
+    if name not in DEVICE_KERNELS:
+        raise InputError(f"no kernel {name!r} of tensors; add it to thinrow.kernels.dispatch.DEVICE_KERNELS")
+    module = importlib.import_module(f"thinrow.kernels.torch.{DEVICE_KERNELS[name]}")
+    found: Callable[..., Any] = getattr(module, name)
+    return found
 
 
 def active() -> str:

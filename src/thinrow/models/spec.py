@@ -18,7 +18,7 @@ from torch import nn
 
 from thinrow.core.errors import CheckpointMismatch, InputError, SchemaError
 from thinrow.embeddings import DynamicTable
-from thinrow.features import FeaturePlan
+from thinrow.features import REQUEST_TS, FeaturePlan
 from thinrow.jagged.torch import tensor
 from thinrow.models.dlrm import DLRM, DLRMConfig
 from thinrow.models.hstu import HSTUConfig, HSTURanker
@@ -131,7 +131,7 @@ class RankerSpec:
         sources = set(self.plan.sources)
         context = tuple(f.name for f in schema.context if f"ctx.{f.name}" in sources)
         candidates = tuple(f.name for f in schema.candidates if f"cand.{f.name}" in sources)
-        known = {f"ctx.{n}" for n in context} | {f"cand.{n}" for n in candidates}
+        known = {REQUEST_TS} | {f"ctx.{n}" for n in context} | {f"cand.{n}" for n in candidates}
         lacking = sorted(s for s in sources if not s.startswith("history.") and s not in known)
         if lacking:
             raise SchemaError(f"the plan reads {lacking[0]!r}, which the schema of the examples does not have")

@@ -8,7 +8,9 @@ import pytest
 
 from thinrow.core.errors import InputError
 from thinrow.features import Bucketize, Cross, FeaturePlan, Hash, Mod, Source, Truncate
+from thinrow.features.fused import Pass
 from thinrow.jagged import Column, Jagged
+from thinrow.kernels.chain import Op
 
 DEPARTMENT, PRODUCT = Source("history.department"), Source("history.product_id")
 
@@ -36,22 +38,29 @@ def sources():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Lengths of what Hash was computed on."""
+    """What was computed: of each pass over numbers the ops and the length, and the number of texts hashed."""
     made = []
-    original = Hash.compute
+    run, texts = Pass.run, Hash.texts
 
-    def counted(self, entries):
+    def counted_run(self, values):
+        made.append(([Op(o).name for o in self.program.op.tolist()], len(values)))
+        return run(self, values)
+
+    def counted_texts(self, entries):
         made.append((self.buckets, len(entries)))
-        return original(self, entries)
+        return texts(self, entries)
 
-    monkeypatch.setattr(Hash, "compute", counted)
+    monkeypatch.setattr(Pass, "run", counted_run)
+    monkeypatch.setattr(Hash, "texts", counted_texts)
     return made
 
 
-def test_common_steps_run_once(calls):
+def test_common_steps_run_once_and_a_column_is_read_once(calls):
     PLAN.apply(sources())
-    # Hash(PRODUCT) stands in "small" and within "pair"; DEPARTMENT has two distinct entries for four events.
-    assert sorted(calls, key=str) == [(1000, 4), (50, 2), (None, 2), (None, 4)]
+    # One hash of the product serves "product", "small" and "pair"; DEPARTMENT has two distinct entries for four events.
+    assert sorted(calls, key=str) == sorted(
+        [(["HASH", "MOD", "MOD"], 4), (50, 2), (None, 2), (["BUCKETIZE_FLOATS"], 3)], key=str
+    )
 
 
 def test_only_referenced_entries_are_computed(calls):

@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.units import DAY_MS
+from thinrow.kernels.chain import BYTES, INT, TUPLE
 from thinrow.kernels.numba.jit import njit
 from thinrow.kernels.numba.scalar import mix
 
 U64Array = npt.NDArray[np.uint64]
 I64Array = npt.NDArray[np.int64]
 
-_INT, _BYTES, _TUPLE = (np.uint64(v) for v in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7))
+_INT, _BYTES, _TUPLE = np.uint64(INT), np.uint64(BYTES), np.uint64(TUPLE)
 _S8 = np.uint64(8)
 _DAY = np.int64(DAY_MS)
 
@@ -58,6 +59,48 @@ def _hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: Any) -> U6
 
 
 @njit
+def _word_byte(c: Any) -> Any:
+    """The byte in lower case, or 0 of one that divides words."""
+    if 65 <= c <= 90:
+        return c + 32
+    return c if c >= 128 or 97 <= c <= 122 or 48 <= c <= 57 else 0
+
+
+@njit
+def _hash_words(offsets: I64Array, data: npt.NDArray[np.uint8], seed: Any) -> tuple[I64Array, U64Array]:
+    n = len(offsets) - 1
+    start = mix(seed + _BYTES)
+    lists = np.zeros(n + 1, np.int64)
+    for i in range(n):
+        count = 0
+        inside = False
+        for at in range(offsets[i], offsets[i + 1]):
+            here = _word_byte(data[at]) != 0
+            if here and not inside:
+                count += 1
+            inside = here
+        lists[i + 1] = lists[i] + count
+    out = np.empty(lists[n], np.uint64)
+    made = 0
+    for i in range(n):
+        h, word, size = start, np.uint64(0), np.uint64(0)
+        for at in range(offsets[i], offsets[i + 1] + 1):
+            c = np.uint64(_word_byte(data[at]) if at < offsets[i + 1] else 0)
+            if c != 0:
+                word |= c << ((size & np.uint64(7)) * _S8)
+                size += np.uint64(1)
+                if size & np.uint64(7) == 0:
+                    h, word = mix(h ^ word), np.uint64(0)
+            elif size != 0:
+                if size & np.uint64(7) != 0:
+                    h = mix(h ^ word)
+                out[made] = mix(h ^ size)
+                made += 1
+                h, word, size = start, np.uint64(0), np.uint64(0)
+    return lists, out
+
+
+@njit
 def _hash_tuples(elements: U64Array, seed: Any) -> U64Array:
     k, n = elements.shape
     out = np.full(n, mix(seed + _TUPLE), np.uint64)
@@ -72,22 +115,6 @@ def _mod_unsigned(values: U64Array, divisor: Any) -> I64Array:
     out = np.empty(len(values), np.int64)
     for i in range(len(values)):
         out[i] = np.int64(values[i] % divisor)
-    return out
-
-
-@njit
-def _bucketize(values: npt.NDArray[Any], boundaries: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    out = np.empty(len(values), np.int32)
-    for i in range(len(values)):
-        low, high = 0, len(boundaries)
-        while low < high:
-            middle = (low + high) >> 1
-            # Written so that NaN, which compares false with everything, ends above all boundaries.
-            if values[i] < boundaries[middle]:
-                high = middle
-            else:
-                low = middle + 1
-        out[i] = low
     return out
 
 
@@ -175,6 +202,11 @@ def hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: int) -> I64
     return out
 
 
+def hash_words(offsets: I64Array, data: npt.NDArray[np.uint8], seed: int) -> tuple[I64Array, I64Array]:
+    lists, out = _hash_words(offsets, data, np.uint64(seed))
+    return lists, out.view(np.int64)
+
+
 def hash_tuples(elements: I64Array, seed: int) -> I64Array:
     out: I64Array = _hash_tuples(elements.view(np.uint64), np.uint64(seed)).view(np.int64)
     return out
@@ -182,16 +214,6 @@ def hash_tuples(elements: I64Array, seed: int) -> I64Array:
 
 def mod_unsigned(values: I64Array, divisor: int) -> I64Array:
     out: I64Array = _mod_unsigned(values.view(np.uint64), np.uint64(divisor))
-    return out
-
-
-def bucketize_ints(values: I64Array, boundaries: I64Array) -> npt.NDArray[np.int32]:
-    out: npt.NDArray[np.int32] = _bucketize(values, boundaries)
-    return out
-
-
-def bucketize_floats(values: npt.NDArray[np.float64], boundaries: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
-    out: npt.NDArray[np.int32] = _bucketize(values, boundaries)
     return out
 
 

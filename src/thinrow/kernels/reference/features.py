@@ -12,16 +12,18 @@ from a start of its own, so that 5, "5" and the tuple (5,) differ. All arithmeti
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.units import DAY_MS
 from thinrow.core.wrap import mix64_words
+from thinrow.kernels.chain import BYTES, INT, TUPLE, hash_start
 
 U64Array = npt.NDArray[np.uint64]
 I64Array = npt.NDArray[np.int64]
-
-INT, BYTES, TUPLE = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7
 
 
 def mix64(z: U64Array) -> U64Array:
@@ -30,7 +32,7 @@ def mix64(z: U64Array) -> U64Array:
 
 
 def _start(seed: int, kind: int) -> U64Array:
-    return mix64(np.array([(seed + kind) & 0xFFFFFFFFFFFFFFFF], np.uint64))
+    return np.array([hash_start(seed, kind)], np.uint64)
 
 
 def hash_ints(values: I64Array, seed: int) -> I64Array:
@@ -51,6 +53,17 @@ def hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: int) -> I64
     return out
 
 
+def hash_words(offsets: I64Array, data: npt.NDArray[np.uint8], seed: int) -> tuple[I64Array, I64Array]:
+    """The words of each byte string: (n + 1,) offsets and the ``hash_bytes`` of each word. A word is a run of ASCII
+    letters and digits and bytes above 127, letters of ASCII in lower case."""
+    texts = [data[a:b].tobytes() for a, b in pairwise(offsets.tolist())]
+    words = [re.findall(rb"[0-9a-z\x80-\xff]+", text.lower()) for text in texts]
+    flat = [word for found in words for word in found]
+    bounds = np.cumsum([0, *(len(word) for word in flat)], dtype=np.int64)
+    lists = np.cumsum([0, *(len(found) for found in words)], dtype=np.int64)
+    return lists, hash_bytes(bounds, np.frombuffer(b"".join(flat), np.uint8), seed)
+
+
 def hash_tuples(elements: npt.NDArray[np.int64], seed: int) -> I64Array:
     """(n,) int64 hash of n tuples; ``elements`` is (k, n), the hashes of their elements."""
     h = np.repeat(_start(seed, TUPLE), elements.shape[1])
@@ -62,16 +75,6 @@ def hash_tuples(elements: npt.NDArray[np.int64], seed: int) -> I64Array:
 def mod_unsigned(values: I64Array, divisor: int) -> I64Array:
     """(n,) int64 remainders in [0, divisor) of the values read as *unsigned* 64-bit words; 1 <= divisor < 2^63."""
     return (values.view(np.uint64) % np.uint64(divisor)).astype(np.int64)
-
-
-def bucketize_ints(values: I64Array, boundaries: I64Array) -> npt.NDArray[np.int32]:
-    """(n,) int32 number of ascending ``boundaries`` that are <= each value."""
-    return np.searchsorted(boundaries, values, side="right").astype(np.int32)
-
-
-def bucketize_floats(values: npt.NDArray[np.float64], boundaries: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
-    """(n,) int32 number of ascending ``boundaries`` that are <= each value; NaN counts as above them all."""
-    return np.searchsorted(boundaries, values, side="right").astype(np.int32)
 
 
 def history_candidate_cross(
