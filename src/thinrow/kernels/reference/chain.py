@@ -62,7 +62,7 @@ def _step(
 ) -> npt.NDArray[Any]:
     signed = words.view(np.int64)
     if op is Op.HASH:
-        return mix64_words(words[0] ^ v.view(np.uint64)).view(np.int64)
+        return np.asarray(mix64_words(words[0] ^ v.view(np.uint64)).view(np.int64))
     if op is Op.MOD:
         return (v.view(np.uint64) % words[0]).view(np.int64)
     if op is Op.BUCKETIZE_INTS:
