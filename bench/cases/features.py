@@ -32,7 +32,7 @@ import torch
 from bench.harness import Options, Result, Work, rates
 from thinrow.core.units import NEVER
 from thinrow.core.wrap import mix64
-from thinrow.features import Bucketize, FeaturePlan, Hash, MultiHash, Source, Truncate, featurize
+from thinrow.features import Bucketize, FeaturePlan, Hash, MultiHash, Node, Source, Truncate, featurize
 from thinrow.jagged import Column, Events, Jagged, SharedHistories
 from thinrow.kernels.chain import INT
 
@@ -94,7 +94,7 @@ def _count(done: object, units: int) -> int:
 
 
 def _plan(prefix: str, newest: int | None) -> FeaturePlan:
-    outputs = {}
+    outputs: dict[str, Node] = {}
     for i in range(_COLUMNS):
         source = Source(f"{prefix}.c{i}")
         cut = source if newest is None else Truncate(source, newest)
@@ -189,7 +189,8 @@ def _texts(rng: np.random.Generator, n: int) -> dict[str, Work]:
     by_entry = Column(codes, None, entries)
     by_row = Column(np.arange(n, dtype=np.int32), None, entries.take(pa.array(codes)))
     plan = FeaturePlan({"h": Hash(Source("history.text"), _BUCKETS)})
-    assert np.array_equal(*(plan.apply({"history.text": c})["h"].values for c in (by_entry, by_row)))
+    first, second = (plan.apply({"history.text": c})["h"].values for c in (by_entry, by_row))
+    assert np.array_equal(first, second)
     return {
         "dictionary_level": lambda: _count(plan.apply({"history.text": by_entry}), n),
         "event_level": lambda: _count(plan.apply({"history.text": by_row}), n),

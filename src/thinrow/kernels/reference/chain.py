@@ -64,7 +64,7 @@ def _step(
     if op is Op.HASH:
         return np.asarray(mix64_words(words[0] ^ v.view(np.uint64)).view(np.int64))
     if op is Op.MOD:
-        return (v.view(np.uint64) % words[0]).view(np.int64)
+        return np.asarray((v.view(np.uint64) % words[0]).view(np.int64))
     if op is Op.BUCKETIZE_INTS:
         return np.asarray(np.searchsorted(entries, v, side="right"))
     if op is Op.BUCKETIZE_FLOATS:
