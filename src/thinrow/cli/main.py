@@ -15,6 +15,7 @@ from thinrow.core.errors import ThinrowError
 COMMANDS = {
     "ingest": ("ingest", "Append events from files, a broker or a table to a store."),
     "sources": ("sources", "Look at event sources, and at what could not be taken in."),
+    "outcomes": ("outcomes", "Read outcomes from files, a broker or a table into an outcome log."),
     "compact": ("compact", "Move recent events into the archive."),
     "erase": ("erase", "Erase users, or events of one."),
     "retain": ("retain", "Let go of events that are older, or more, than a policy keeps."),

@@ -78,19 +78,28 @@ def positions(store_path: Path, names: tuple[str, ...]) -> None:
 
 
 @command.command()
-@store_option
+@click.option("--store", "store_path", type=click.Path(path_type=Path), help="Directory of the store.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Or a folder of letters: of `thinrow outcomes`.")
 @click.option("--all", "whole", is_flag=True, help="Every letter as a JSON line, payload and all.")
-def letters(store_path: Path, whole: bool) -> None:
+def letters(store_path: Path | None, folder: Path | None, whole: bool) -> None:
     """Print what could not be taken in: how many by source and reason, with the newest of each.
 
     \b
     Example:
       thinrow sources letters --store S --all > letters.jsonl
     """
+    from thinrow.core.errors import InputError
+    from thinrow.history.dead_letters import DeadLetters
     from thinrow.history.store import HistoryStore
 
-    with HistoryStore.open(store_path) as store:
-        found = store.dead_letters.read()
+    if (store_path is None) == (folder is None):
+        raise InputError("name one: --store S, or --folder F with the letters of `thinrow outcomes`")
+    if folder is not None:
+        found = DeadLetters(folder, lambda: 0).read()
+    else:
+        assert store_path is not None
+        with HistoryStore.open(store_path) as store:
+            found = store.dead_letters.read()
     if whole:
         for letter in found:
             click.echo(letter.to_line().decode(), nl=False)

@@ -97,7 +97,7 @@ def stream_ingest(
         if exists:
             require_same(store, schema)
         future = None if options.max_future_s is None else options.max_future_s * 1_000
-        with _stopped() as stop, _told() as progress, _compacting(store, options.compact_every_s, stop) as relieve:
+        with stopped() as stop, _told() as progress, _compacting(store, options.compact_every_s, stop) as relieve:
             ingest = Ingest(
                 store, source, IngestOptions(max_future_ms=future, pseudonyms=pseudonyms), progress, relieve=relieve
             )
@@ -156,7 +156,7 @@ def describe(report: IngestReport) -> str:
 
 
 @contextmanager
-def _stopped() -> Iterator[threading.Event]:
+def stopped() -> Iterator[threading.Event]:
     """Set by SIGTERM or Ctrl-C: what was read becomes durable, then the command ends. A second Ctrl-C ends at once."""
     stop = threading.Event()
 

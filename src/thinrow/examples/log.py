@@ -18,9 +18,9 @@ import struct
 import uuid
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +34,12 @@ from thinrow.core.errors import (
     InputError,
     NewerFormatError,
     ObjectNotFound,
+    PositionConflict,
     SchemaError,
     ThinrowError,
 )
 from thinrow.examples.records import Impressions, Outcomes
+from thinrow.history.recent.tier import Advance
 from thinrow.schema.event_schema import EventSchema
 from thinrow.schema.example_schema import ExampleSchema
 from thinrow.storage.objects import LocalObjects, ObjectStore
@@ -52,6 +54,9 @@ _KINDS = {"impressions": 1, "outcomes": 2, "splits": 3}
 _HEAD = struct.Struct("<8sHHIQQI")
 _HEAD_BYTES = _HEAD.size + 4
 
+#: Source -> partition -> position.
+Positions: TypeAlias = dict[str, dict[str, str]]
+_POSITIONS = b"thinrow.positions"
 T = TypeVar("T")
 
 
@@ -134,10 +139,14 @@ class RecordLog(ABC, Generic[T]):
         table, keys = self._pack(records)
         if not len(keys):
             return None
-        data = encode_file(table, keys, self.kind)
+        return self._put_next(lambda _: encode_file(table, keys, self.kind))
+
+    def _put_next(self, data_of: Callable[[int], bytes]) -> int:
+        """Put a file under the next number, for which ``data_of`` gives its bytes."""
         if not self._is_end(self._next):
             self._next = self.numbers().stop
         while True:
+            data = data_of(self._next)
             try:
                 self._objects.put_if_absent(file_name(self._next), data)
             except CommitConflict:
@@ -221,6 +230,13 @@ class RecordLog(ABC, Generic[T]):
             NewerFormatError: a newer thinrow wrote it.
             SchemaError: it was written under other schemas.
         """
+        name, table = file_name(number), self._table(number)
+        try:
+            return self._unpack(table)
+        except (SchemaError, KeyError) as e:
+            raise SchemaError(f"log file {name} was written under other schemas: {e}") from e
+
+    def _table(self, number: int) -> pa.Table:
         name = file_name(number)
         data = self._objects.get(name)
         head = _Head.of_file(data, name, self.kind)
@@ -232,10 +248,7 @@ class RecordLog(ABC, Generic[T]):
             raise CorruptionError(f"unreadable body: {e}", file=name) from e
         if table.num_rows != rows:
             raise CorruptionError(f"{table.num_rows} rows in the body, {rows} in the head", file=name)
-        try:
-            return self._unpack(table)
-        except (SchemaError, KeyError) as e:
-            raise SchemaError(f"log file {name} was written under other schemas: {e}") from e
+        return table
 
     def items(self) -> Iterator[tuple[int, T]]:
         """Number and records of each file, in order, without those that are pruned meanwhile. Raises as ``read``."""
@@ -262,8 +275,12 @@ class RecordLog(ABC, Generic[T]):
             InputError, SchemaError: records that do not fit the schemas; nothing was written.
         """
         table, keys = self._pack(records)
-        data, numbers = encode_file(table, keys, self.kind), self.numbers()
+        numbers = self.numbers()
         if number not in numbers:
+            return False
+        try:
+            data = encode_file(self._said_again(number, table), keys, self.kind)
+        except ObjectNotFound:
             return False
         self._objects.put(file_name(number), data)
         if number != numbers[-1] and not self._has(number + 1):
@@ -271,6 +288,10 @@ class RecordLog(ABC, Generic[T]):
             self._objects.delete(file_name(number))
             return False
         return True
+
+    def _said_again(self, number: int, table: pa.Table) -> pa.Table:
+        """``table`` with what a file says beside its rows. Raises ObjectNotFound where it was pruned."""
+        return table
 
     def prune(self, below: int) -> int:
         """Delete the files numbered below ``below``, but never the newest: its number tells what the next one is.
@@ -354,15 +375,102 @@ class ImpressionLog(RecordLog[Impressions]):
 
 
 class OutcomeLog(RecordLog[Outcomes]):
-    """The log of outcomes under ``path`` (a directory, or an object store)."""
+    """The log of outcomes under ``path`` (a directory, or an object store).
+
+    A file may say how far the sources of its outcomes are read, in ``thinrow.positions`` of its Arrow schema's
+    metadata: ``{source: {partition: position}}``, of all sources. Every later file says it again, so the newest one,
+    which stays when others are pruned, says what holds.
+    """
 
     kind = "outcomes"
+
+    def __init__(self, path: str | Path | ObjectStore) -> None:
+        super().__init__(path)
+        #: Number of a file, and the positions that it says.
+        self._said: tuple[int, Positions] = 0, {}
+
+    def append(self, records: Outcomes, advances: Sequence[Advance] = (), *, at: int | None = None) -> int | None:
+        """Write records as one file, with how far their sources are read then; durable when it returns.
+
+        Args:
+            advances: from where to where partitions of sources go with it; a file of no records is written for them.
+            at: the number that the file must get.
+
+        Returns:
+            The file's number; None where there is neither record nor advance and so no file.
+
+        Raises:
+            InputError: records that do not fit; nothing was written.
+            PositionConflict: a partition does not stand where its advance says; nothing was written.
+            CommitConflict: the file's number is not ``at``; nothing was written.
+        """
+        table, keys = self._pack(records)
+        if not len(keys) and not advances:
+            return None
+        said: Positions = {}
+
+        def data_of(number: int) -> bytes:
+            nonlocal said
+            if at is not None and number != at:
+                raise CommitConflict(f"the log of outcomes is at file {number}, not {at}; look at what came, run again")
+            said = _moved(self._before(number), advances)
+            return encode_file(_with_positions(table, said), keys, self.kind)
+
+        if at is not None:
+            self._next = at
+        number = self._put_next(data_of)
+        self._said = number, said
+        return number
+
+    def positions(self, source: str) -> dict[str, str]:
+        """Partition -> position to which ``source`` is read. Raises CorruptionError."""
+        return dict(self._before(self.numbers().stop).get(source, {}))
+
+    def _said_again(self, number: int, table: pa.Table) -> pa.Table:
+        return _with_positions(table, self._says(number) or {})
+
+    def _before(self, number: int) -> Positions:
+        """What holds where ``number`` is the next file's."""
+        if self._said[0] != number - 1:
+            self._said = number - 1, (self._says(number - 1) or {}) if number - 1 in self.numbers() else {}
+        return self._said[1]
+
+    def _says(self, number: int) -> Positions | None:
+        text = (self._table(number).schema.metadata or {}).get(_POSITIONS)
+        if text is None:
+            return None
+        try:
+            found: Positions = {str(s): {str(p): str(t) for p, t in v.items()} for s, v in json.loads(text).items()}
+        except (ValueError, AttributeError) as e:
+            raise CorruptionError(f"unreadable positions of sources: {e}", file=file_name(number)) from e
+        return found
 
     def _pack(self, records: Outcomes) -> tuple[pa.Table, npt.NDArray[np.void]]:
         return records.to_arrow(), keys_of(records.request_id, records.ts)
 
     def _unpack(self, table: pa.Table) -> Outcomes:
         return Outcomes.from_arrow(table)
+
+
+def _moved(held: Positions, advances: Sequence[Advance]) -> Positions:
+    """``held`` after the advances. Raises PositionConflict."""
+    after = {source: dict(partitions) for source, partitions in held.items()}
+    for a in advances:
+        stands = after.setdefault(a.source, {}).get(a.partition)
+        if stands != a.before:
+            raise PositionConflict(
+                f"partition {a.partition!r} of source {a.source!r} stands at {stands} in the log of outcomes, not at "
+                f"{a.before}: another reader was first; read on from where it stands"
+            )
+        after[a.source][a.partition] = a.after
+    return after
+
+
+def _with_positions(table: pa.Table, said: Positions) -> pa.Table:
+    if not said:
+        return table
+    metadata = {**(table.schema.metadata or {}), _POSITIONS: json.dumps(said, sort_keys=True).encode()}
+    return table.replace_schema_metadata(metadata)
 
 
 def file_name(number: int) -> str:

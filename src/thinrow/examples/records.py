@@ -183,6 +183,8 @@ class Outcomes:
         name: (m,) string Column, which outcome of the schema.
         ts: (m,) int64 ms, when it happened.
         value: (m,) int64, what becomes the label (1 for plain events), within int32.
+        outcome_id: (m,) string Column, what names an outcome among those of its request, null where nothing does; or
+            None. It tells an outcome that its source gave twice.
     """
 
     request_id: npt.NDArray[np.int64]
@@ -190,6 +192,7 @@ class Outcomes:
     name: Column
     ts: npt.NDArray[np.int64]
     value: npt.NDArray[np.int64]
+    outcome_id: Column | None = None
 
     def __len__(self) -> int:
         return len(self.request_id)
@@ -221,7 +224,9 @@ class Outcomes:
 
     def take(self, rows: npt.NDArray[Any]) -> Outcomes:
         """The outcomes at ``rows`` (positions or a mask)."""
-        return Outcomes(self.request_id[rows], self.item[rows], self.name.take(rows), self.ts[rows], self.value[rows])
+        ids = None if self.outcome_id is None else self.outcome_id.take(rows)
+        plain = self.request_id[rows], self.item[rows], self.name.take(rows), self.ts[rows], self.value[rows]
+        return Outcomes(*plain, ids)
 
     @staticmethod
     def concat(parts: Sequence[Outcomes]) -> Outcomes:
@@ -234,6 +239,9 @@ class Outcomes:
             concat_columns([p.name for p in parts]),
             np.concatenate([p.ts for p in parts]),
             np.concatenate([p.value for p in parts]),
+            None
+            if all(p.outcome_id is None for p in parts)
+            else concat_columns([p.outcome_id or null_column("string", len(p)) for p in parts]),
         )
 
     def to_arrow(self) -> pa.Table:
@@ -247,9 +255,10 @@ class Outcomes:
         if len(wide):
             raise InputError(f"outcome value {self.value[wide[0]]} exceeds int32, the type of a label; scale it down")
         name = store_column(self.name, StoredField("name", "string"))
-        return pa.table(
-            {"request_id": self.request_id, "item": self.item, "name": name, "ts": self.ts, "value": self.value}
-        )
+        columns = {"request_id": self.request_id, "item": self.item, "name": name, "ts": self.ts, "value": self.value}
+        if self.outcome_id is not None:
+            columns["outcome_id"] = store_column(self.outcome_id, StoredField("outcome_id", "string", True))
+        return pa.table(columns)
 
     @classmethod
     def from_arrow(cls, table: pa.Table) -> Outcomes:
@@ -261,6 +270,7 @@ class Outcomes:
             name,
             load_int64(table["ts"]),
             load_int64(table["value"]),
+            Column.from_arrow(table["outcome_id"], "string") if "outcome_id" in table.column_names else None,
         )
 
 

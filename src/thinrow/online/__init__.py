@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thinrow.online.app import Limits, create_app
     from thinrow.online.journal import Journal
+    from thinrow.online.outcome_ingest import OutcomeFields, OutcomeIngest, OutcomeOptions
     from thinrow.online.snapshots import AsyncSnapshots
     from thinrow.online.tables import TableWriter
 
@@ -18,11 +19,23 @@ _WHERE = {
     "AsyncSnapshots": "snapshots",
     "Journal": "journal",
     "Limits": "app",
+    "OutcomeFields": "outcome_ingest",
+    "OutcomeIngest": "outcome_ingest",
+    "OutcomeOptions": "outcome_ingest",
     "TableWriter": "tables",
     "create_app": "app",
 }
 
-__all__ = ["AsyncSnapshots", "Journal", "Limits", "TableWriter", "create_app"]
+__all__ = [
+    "AsyncSnapshots",
+    "Journal",
+    "Limits",
+    "OutcomeFields",
+    "OutcomeIngest",
+    "OutcomeOptions",
+    "TableWriter",
+    "create_app",
+]
 
 
 def __getattr__(name: str) -> Any:
