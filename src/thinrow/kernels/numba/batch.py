@@ -61,6 +61,7 @@ from thinrow.kernels.numba.few import (
     prove,
     put_times,
     ranges_of_users,
+    slices_of_requests,
 )
 from thinrow.kernels.numba.intrinsics import pointer
 from thinrow.kernels.numba.jit import njit
@@ -68,7 +69,6 @@ from thinrow.kernels.numba.pages import ranges_of_keys, take_ranges
 from thinrow.kernels.numba.plan import (
     buckets_of_keys,
     distinct_keys,
-    example_slices,
     group_pieces,
     mark_mixed,
     pairs_of_users,
@@ -445,15 +445,15 @@ def _few(
         return UNDONE
     if not as_versions_say(versions, by_user[3], user_of, cut, digest, same):
         return UNDONE
-    oldest, newest, whole = np.empty(n, np.int64), np.empty(n, np.int64), np.ones(n, np.bool_)
+    oldest = np.empty(n, np.int64)
     for x in range(n):
-        newest[x], oldest[x] = max_len, request_ts[x] - horizon if horizon >= 0 else np.iinfo(np.int64).min
+        oldest[x], exact[x] = request_ts[x] - horizon if horizon >= 0 else np.iinfo(np.int64).min, True
     at += 2 * n
     rows = found[at : at + n_users + 1]
     start, stop = found[at + n + 1 : at + 2 * n + 1], found[at + 2 * n + 1 : at + 3 * n + 1]
     n_read = ranges_of_users(
         records, runs, run_of_user, requests, order, rows_to, cut, oldest, max_len,
-        by_piece[PIECE], by_piece[START], by_piece[STOP], by_piece[OUT], rows,
+        by_piece[PIECE], by_piece[START], by_piece[STOP], by_piece[OUT], rows, stop,
     )  # fmt: skip
     total = rows[n_users]
     if total > capacity:
@@ -462,10 +462,8 @@ def _few(
     begin = _read_rows(state, records, by_piece, n_read, total, key_ts, out, capacity, used, scratch, room)
     if begin == 0:
         return UNDONE
-    event_ts, none = carray(pointer(begin), (total,), np.int64), np.empty(0, np.int64)
-    found[FOUND_DELIVERED] = example_slices(
-        rows, event_ts, none, none, user_of, request_ts, bound, oldest, newest, whole, start, stop, exact
-    )
+    event_ts = carray(pointer(begin), (total,), np.int64)
+    found[FOUND_DELIVERED] = slices_of_requests(user_of, rows, event_ts, oldest, max_len, start, stop)
     found[FOUND_USERS], found[FOUND_ROWS] = n_users, total
     found[FOUND_PIECES], found[FOUND_MIXED] = n_pieces, n_mixed
     return DONE

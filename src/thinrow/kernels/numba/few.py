@@ -19,7 +19,6 @@ from numba.np.numpy_support import carray
 
 from thinrow.kernels.numba.intrinsics import pointer
 from thinrow.kernels.numba.jit import njit
-from thinrow.kernels.numba.lanes import move
 from thinrow.kernels.numba.plan import digest_before, first_not_before, sum_of_mixes
 from thinrow.kernels.numba.scalar import lower_bound
 from thinrow.kernels.numba.stripes import (
@@ -329,8 +328,10 @@ def ranges_of_users(
     stop: Ints,
     out_pos: Ints,
     user_rows: Ints,
+    shown: Ints,
 ) -> int:
-    """As ``plan.read_ranges``, of requests that see all events before their time."""
+    """As ``plan.read_ranges``, of requests that see all events before their time; ``shown`` (X,) gets where among all
+    rows to be read those that a request sees end."""
     n, total = 0, np.int64(0)
     out_pos[0], user_rows[0] = 0, 0
     for u in range(len(run_of_user) - 1):
@@ -354,6 +355,9 @@ def ranges_of_users(
                 p -= 1
                 rows = np.int64(records[p].n_rows)
             first = min(first, row)
+        for k in range(asked[u], asked[u + 1]):
+            row = cut[_BEFORE, order[k]] + cut[_TAIL, order[k]]
+            shown[order[k]] = total + (row - first if row > 0 else np.int64(0))
         row = rows_to[lowest - 1] if begin < lowest < end else np.int64(0)
         for p in range(lowest, end):
             if row >= last:
@@ -374,5 +378,22 @@ def put_times(key_off: Ints, key_ts: Ints, piece: Ints, start: Ints, stop: Ints,
     for i in range(len(piece)):
         at = key_off[piece[i]]
         if at >= 0:
-            source = key_ts.ctypes.data + 8 * (at + start[i])
-            move(source, 8 * (stop[i] - start[i]), out + 8 * out_pos[i])
+            taken = key_ts[at + start[i] : at + stop[i]]
+            put = carray(pointer(out + 8 * out_pos[i]), (len(taken),), np.int64)
+            for k in range(len(taken)):
+                put[k] = taken[k]
+
+
+@njit
+def slices_of_requests(
+    user_of: Ints, user_rows: Ints, event_ts: Ints, oldest_ts: Ints, max_len: int, start: Ints, stop: Ints
+) -> Any:
+    """As ``plan.example_slices``, of requests that see all events before their time; ``stop`` is known."""
+    delivered: Any = np.int64(0)
+    for x in range(len(user_of)):
+        begin, end = user_rows[user_of[x]], stop[x]
+        if begin < end and event_ts[begin] < oldest_ts[x]:
+            begin = lower_bound(event_ts, begin, end, oldest_ts[x])
+        start[x] = max(begin, end - max_len)
+        delivered += end - start[x]
+    return delivered

@@ -13,6 +13,7 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 
+from thinrow.core.wrap import GOLDEN64
 from thinrow.kernels.numba.jit import intrinsic, njit
 
 #: Bytes of a cache line.
@@ -327,3 +328,31 @@ def _narrow_store(bits: int) -> Any:
 
 
 narrow8, narrow16, narrow32, narrow64 = _narrow_store(8), _narrow_store(16), _narrow_store(32), _narrow_store(64)
+
+
+def _mixed(builder: Any, words: Any) -> Any:
+    """``scalar.mix`` of eight words."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        words = builder.xor(words, builder.lshr(words, ir.Constant(_EIGHT, [shift] * 8)))
+        if factor > 1:
+            words = builder.mul(words, ir.Constant(_EIGHT, [factor] * 8))
+    return words
+
+
+@intrinsic
+def identities32(typingctx: Any, times: Any, arrivals: Any) -> Any:
+    """Sum of ``scalar.identity_of`` over 32 events, whose times and arrival numbers are at two addresses."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word, sums = ir.IntType(64), ir.Constant(_EIGHT, None)
+        golden = ir.Constant(_EIGHT, [GOLDEN64] * 8)
+        for k in range(4):
+            time, arrival = (_taken(builder, builder.add(a, ir.Constant(word, 64 * k)), _EIGHT) for a in args)
+            mixed = _mixed(builder, builder.add(time, golden))
+            sums = builder.add(sums, _mixed(builder, builder.add(mixed, arrival)))
+        for half in (4, 2, 1):
+            places = ir.Constant(ir.VectorType(ir.IntType(32), 8), [i + half if i < half else 8 for i in range(8)])
+            sums = builder.add(sums, builder.shuffle_vector(sums, ir.Constant(_EIGHT, None), places))
+        return builder.extract_element(sums, ir.Constant(ir.IntType(32), 0))
+
+    return types.uint64(types.intp, types.intp), emit
