@@ -12,7 +12,7 @@ Outputs of the plan that stand beside events are columns of ``histories.events``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,10 @@ class Batch:
             self.status[rows],
             t,
         )
+
+    def with_histories(self, histories: SharedHistories) -> Batch:
+        """The same examples with other histories."""
+        return replace(self, histories=histories)
 
     @staticmethod
     def concat(parts: Sequence[Batch]) -> Batch:

@@ -1,7 +1,8 @@
 """Loader: the reader of training batches, in the order that the spec fixes, resumable at every batch.
 
 Base batches come from an engine in virtual order; those of a block are merged, their rows permuted and cut into global
-batches, of which a rank takes its part. ``state_dict`` names the last batch *yielded*: what was read ahead counts not.
+batches, of which a rank takes its part. Workers of other processes do that themselves where a batch is a block.
+``state_dict`` names the last batch *yielded*: what was read ahead counts not.
 """
 
 from __future__ import annotations
@@ -9,18 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-
 from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreError
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.engines import Engine, EngineChoice, EngineName, engine_of
-from thinrow.dpp.order import Order, RowRefs
+from thinrow.dpp.merge import BatchMaker, Whole, merge
+from thinrow.dpp.order import Order
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec, projection_of
 from thinrow.dpp.worker import Produced, Source, TableSource, Worker
@@ -100,11 +100,11 @@ class Loader:
         self._hold = hold
         self._choice = engine_of(engine)
         self._count = None if self._choice.in_process else count
-        self._engine: Engine[Produced] | None = None
+        self._engine: Engine[Produced] | Engine[Whole] | None = None
         self._t = -1
 
     @property
-    def engine(self) -> Engine[Produced] | None:
+    def engine(self) -> Engine[Produced] | Engine[Whole] | None:
         """What runs the workers; None while the loader is not iterated."""
         return self._engine
 
@@ -127,12 +127,48 @@ class Loader:
             yield from self._batches()
 
     def _batches(self) -> Iterator[Batch]:
+        self._figures: tuple[float, int, int] = (0.0, 0, 0)
+        # Elsewhere whole batches are made, so that none is put together here.
+        whole = not self._choice.in_process and self.spec.batch_rows is None
+        batches = self._whole() if whole else self._merged()
+        try:
+            for batch in batches:
+                self.stats.batches += 1
+                self.stats.examples += len(batch)
+                self._t += 1
+                yield batch
+        finally:
+            batches.close()
+
+    def _whole(self) -> Generator[Batch, None, None]:
+        """Batches as workers made them."""
+        maker = BatchMaker(self._worker, self._order, self.rank, self.n_ranks)
+        window = max(self.spec.workers + 1, -(-self.spec.window // self.spec.block))
+        engine = self._choice.start(
+            maker.make, first=self._t + 1, stop=self.n_batches, workers=self.spec.workers, window=window
+        )
+        self._engine = engine
+        try:
+            while self._has(self._t + 1) and self._engine is engine:
+                try:
+                    made = engine.next()
+                except StopIteration:
+                    return
+                self._account(engine, made.stats, made.n_read)
+                if made.again is not None:
+                    made.again.maker = maker
+                yield made.batch
+        finally:
+            engine.close()
+
+    def _merged(self) -> Generator[Batch, None, None]:
+        """Batches put together here from base batches."""
         order, spec = self._order, self.spec
         first = order.bases_of(self._t + 1).start
-        self._figures: tuple[float, int, int] = (0.0, 0, 0)
-        self._engine = engine = self._choice.start(
+        engine = self._choice.start(
             self._worker.produce, first=first, stop=order.n_bases, workers=spec.workers, window=spec.window
         )
+        self._engine = engine
         held: dict[int, Produced] = {}
         fetched = first
         try:
@@ -142,7 +178,8 @@ class Loader:
                     del held[v]
                 try:
                     while fetched < bases.stop:
-                        held[fetched] = self._account(engine)
+                        held[fetched] = produced = engine.next()
+                        self._account(engine, produced.stats, len(produced.rows))
                         fetched += 1
                 except StopIteration:
                     return
@@ -150,11 +187,8 @@ class Loader:
                     return  # an endless source ended here
                 since = time.perf_counter()
                 refs = order.batch(self._t + 1, self.rank, self.n_ranks)
-                batch = _merge(held, refs, self._t + 1)
+                batch = merge(held, refs, self._t + 1)
                 self.stats.clock("batch", since)
-                self.stats.batches += 1
-                self.stats.examples += len(batch)
-                self._t += 1
                 yield batch
         finally:
             self._leave()
@@ -222,37 +256,16 @@ class Loader:
     def _has(self, t: int) -> bool:
         return self.n_batches is None or t < self.n_batches
 
-    def _account(self, engine: Engine[Produced]) -> Produced:
-        produced = engine.next()
+    def _account(self, engine: Engine[Any], stats: ReadStats, n_read: int) -> None:
         figures = engine.waited_s, engine.restarts, engine.copied_bytes
         waited, restarts, copied = (now - before for now, before in zip(figures, self._figures, strict=True))
         self._figures = figures
         self.stats.waited_s += waited
         self.stats.restarts += int(restarts)
         self.stats.copied_bytes += int(copied)
-        self.stats.add(produced.stats)
+        self.stats.add(stats)
         if self._count is not None:
-            self._count(produced.stats, len(produced.rows))
-        return produced
-
-
-def _merge(held: Mapping[int, Produced], refs: RowRefs, t: int) -> Batch:
-    """The rows of ``refs`` that are there, in order; of base batches that are not needed whole, only these."""
-    parts, position = [], np.full(len(refs.v), -1, np.int64)
-    n_before = 0
-    for v in np.unique(refs.v).tolist() or [next(iter(held))]:
-        part, have = held[v].batch, held[v].rows
-        at = np.flatnonzero(refs.v == v)
-        place = np.searchsorted(have, refs.row[at])
-        there = np.flatnonzero(have[np.minimum(place, len(have) - 1)] == refs.row[at]) if len(have) else place[:0]
-        at, rows = at[there], place[there]
-        if len(rows) < len(part):
-            wanted = np.sort(rows)
-            part, rows = part.take(wanted), np.searchsorted(wanted, rows)
-        position[at] = n_before + rows
-        n_before += len(part)
-        parts.append(part)
-    return Batch.concat(parts).take(position[position >= 0], t)
+            self._count(stats, n_read)
 
 
 @contextmanager

@@ -70,6 +70,11 @@ class Events:
         return found
 
     @property
+    def keys_known(self) -> bool:
+        """Whether somebody has asked for ``arrival`` or ``hidden_from``, or they were given."""
+        return isinstance(self._keys, tuple)
+
+    @property
     def arrival(self) -> npt.NDArray[np.int64]:
         """(E,) int64, unique within a user."""
         return self._visibility()[0]
@@ -80,6 +85,8 @@ class Events:
         return self._visibility()[1]
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if getattr(self._keys, "travels", False):
+            return Events.lazy, (self.users, self.offsets, self.event_ts, self._keys, self.columns)
         return Events, (self.users, self.offsets, self.event_ts, *self._visibility(), self.columns)
 
     def with_columns(self, columns: dict[str, Column]) -> Events:

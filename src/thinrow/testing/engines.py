@@ -294,7 +294,7 @@ class EngineContract:
         if not self.mortal:
             pytest.skip("a thread cannot be ended")
         blocks = Blocks(tmp_path, sticks=5)
-        engine = self.start(blocks, stop=12, lease_s=8.0)
+        engine = self.start(blocks, stop=12, lease_s=5.0)
         assert all(same(engine.next(), blocks.expected(v)) for v in range(12))
         assert engine.restarts == 1
         engine.close()
@@ -325,6 +325,22 @@ class EngineContract:
             two = loader(*opened, engine=other, workers=others, epochs=2, **SMALL)
             two.load_state_dict(state)
             assert seen + [digest(b) for b in two] == wanted
+
+    def test_keys_of_events_that_all_see_are_there_when_asked_for(self, tmp_path: Path) -> None:
+        world = make_world(tmp_path, users=4, days=4, late=0.0)
+        with world.store() as store, world.table() as table:
+            pairs = zip(loader(store, table, workers=1, **SMALL), self.reader((store, table), epochs=1), strict=True)
+            for one, other in pairs:
+                assert one.histories.exact.all()
+                assert np.array_equal(one.histories.events.arrival, other.histories.events.arrival)
+                assert np.array_equal(one.histories.events.hidden_from, other.histories.events.hidden_from)
+                assert digest(one) == digest(other)
+
+    def test_batches_of_a_constant_size_are_the_same(self, opened: tuple[HistoryStore, Any]) -> None:
+        want = [digest(b) for b in loader(*opened, workers=1, batch_rows=10, **SMALL)]
+        reader = self.reader(opened, batch_rows=10, epochs=1)
+        assert [digest(b) for b in reader] == want
+        assert len(reader) == len(want)
 
     def test_ranks_have_equally_many_batches_and_every_row_once(self, opened: tuple[HistoryStore, Any]) -> None:
         whole = [b.request_id.tolist() for b in loader(*opened, workers=1, epochs=1, **SMALL)]

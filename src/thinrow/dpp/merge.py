@@ -1,0 +1,103 @@
+"""Merging: the rows of a batch out of its base batches, by the reader or by a worker.
+
+Where a batch is a block, no base batch is in two batches, so that a worker can make the whole batch: the reader then
+gets it finished. Else base batches are what workers make, and the reader merges them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.dpp.batch import Batch
+from thinrow.dpp.order import Order, RowRefs
+from thinrow.dpp.worker import Produced, Worker
+from thinrow.history.archive.reader import ReadStats
+from thinrow.jagged import Events, SharedHistories
+
+Ints = npt.NDArray[np.int64]
+
+
+def merge(held: Mapping[int, Produced], refs: RowRefs, t: int) -> Batch:
+    """The rows of ``refs`` that are there, in order; of base batches that are not needed whole, only these."""
+    parts, position = [], np.full(len(refs.v), -1, np.int64)
+    n_before = 0
+    for v in np.unique(refs.v).tolist() or [next(iter(held))]:
+        part, have = held[v].batch, held[v].rows
+        at = np.flatnonzero(refs.v == v)
+        place = np.searchsorted(have, refs.row[at])
+        there = np.flatnonzero(have[np.minimum(place, len(have) - 1)] == refs.row[at]) if len(have) else place[:0]
+        at, rows = at[there], place[there]
+        if len(rows) < len(part):
+            wanted = np.sort(rows)
+            part, rows = part.take(wanted), np.searchsorted(wanted, rows)
+        position[at] = n_before + rows
+        n_before += len(part)
+        parts.append(part)
+    return Batch.concat(parts).take(position[position >= 0], t)
+
+
+class Again:
+    """``arrival`` and ``hidden_from`` of a batch's events, left out on the way where every example sees every event of
+    its slice; whoever asks for them makes the batch again.
+
+    Attributes:
+        maker: what makes it; set where the batch has come.
+    """
+
+    travels = True
+
+    def __init__(self, t: int) -> None:
+        self.t = t
+        self.maker: BatchMaker | None = None
+
+    def __call__(self) -> tuple[Ints, Ints]:
+        """(E,) each."""
+        assert self.maker is not None
+        events = self.maker.merged(self.t)[0].histories.events
+        return events.arrival, events.hidden_from
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Again, (self.t,)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A batch, what it cost, how many rows were read for it, and what its events lack."""
+
+    batch: Batch
+    stats: ReadStats
+    n_read: int
+    again: Again | None
+
+
+class BatchMaker:
+    """Makes whole batches of one rank, of an order in which a batch is a block."""
+
+    def __init__(self, worker: Worker, order: Order, rank: int, n_ranks: int) -> None:
+        self._worker, self._order, self._ranks = worker, order, (rank, n_ranks)
+
+    def make(self, t: int) -> Whole:
+        """Batch ``t``. Raises as ``Worker.produce``."""
+        batch, stats, n_read = self.merged(t)
+        histories, again = batch.histories, None
+        events = histories.events
+        if histories.exact.all() and not events.keys_known:
+            again = Again(t)
+            events = Events.lazy(events.users, events.offsets, events.event_ts, again, events.columns)
+            rest = histories.user_of, histories.start, histories.stop, histories.bound, histories.exact
+            batch = batch.with_histories(SharedHistories(events, *rest))
+        return Whole(batch, stats, n_read, again)
+
+    def merged(self, t: int) -> tuple[Batch, ReadStats, int]:
+        """The batch, what it cost, and how many rows were read."""
+        stats, held = ReadStats(), {}
+        for v in self._order.bases_of(t):
+            held[v] = self._worker.produce(v)
+            stats.add(held[v].stats)
+        batch = merge(held, self._order.batch(t, *self._ranks), t)
+        return batch, stats, sum(len(p.rows) for p in held.values())
