@@ -13,14 +13,16 @@ decoding), runs on over epochs, and may read ahead as it does by default.
 - ``ray_data``: ``ray.data.range(...).map_batches(...)`` with two actors that rebuild by the same code and return rows
   of lists, the form that Ray Data has; ``iter_batches``.
 - ``sorted_fat_rows``: a copy of the history in each row, Parquet, plain, zstd-3, by user and time, read by PyArrow with
-  two threads in file order.
+  two threads in file order. There is one table for both tenants, as there is one archive: its rows are as long as the
+  longer tenant needs, and the newest 256 of a row are copied out.
+- ``own_fat_rows``: the short tenant with a table of its own, whose rows are cut at 256.
 
 Events that two examples of a user share count for both, also where a contestant holds them once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -37,6 +39,8 @@ from bench.datagen.histories import HistoriesSpec
 from bench.datagen.requests import Batch, K, clustered
 from bench.harness import Options, Result, rates
 from bench.peers.fat_rows import write_fat_rows
+from bench.peers.peer import copy_values
+from thinrow.core.ragged import offsets_of
 from thinrow.dpp import Batch as Examples
 from thinrow.dpp import SessionSpec, loader
 from thinrow.dpp.merge import BatchMaker
@@ -50,8 +54,9 @@ from thinrow.jagged import Column, Jagged
 from thinrow.schema import ExampleSchema, Projection
 
 _ROWS, _WORKERS, _CANDIDATES = 1_024, 2, 3
+_EPOCHS = 40
 _TENANTS = {"long": None, "short": 256}
-_PEERS = ("threads", "torch_dataloader", "torch_rows", "ray_data", "sorted_fat_rows")
+_PEERS = ("threads", "torch_dataloader", "torch_rows", "ray_data", "sorted_fat_rows", "own_fat_rows")
 _EXAMPLES = ExampleSchema.of(candidates={"item": "int64"}, item="item", outcomes={"click": 86_400_000})
 #: (rows, events) of batches, without end.
 Counts = Iterator[tuple[int, int]]
@@ -78,7 +83,7 @@ def run(options: Options) -> Result:
         for tenant, newest in list(_TENANTS.items())[: 1 if quick else 2]:
             with ExitStack() as stack:
                 sources = {"thinrow": _ours(stack, path, newest, "processes")}
-                for peer in peers:
+                for peer in peers if newest else [p for p in peers if p != "own_fat_rows"]:
                     sources[peer] = _peer(stack, peer, work, path, data, requests, newest)
                 _book(result, tenant, sources, batches, rounds)
     return result
@@ -170,8 +175,9 @@ def _peer(
         return _torch(stack, _Rows(path, newest), batch_size=_ROWS, shuffle=True, collate_fn=_collated)
     if name == "ray_data":
         return _ray(stack, path, newest)
-    key = {**data.parameters, "newest": newest, "requests": sum(len(b) for b in requests)}
-    return _fat_rows(work.cached("session-fat", key, lambda p: write_fat_rows(p, data, requests, newest)))
+    held = newest if name == "own_fat_rows" else None
+    key = {**data.parameters, "newest": held, "requests": sum(len(b) for b in requests)}
+    return _fat_rows(work.cached("session-fat", key, lambda p: write_fat_rows(p, data, requests, held)), newest)
 
 
 def _torch(stack: ExitStack, dataset: Any, **settings: Any) -> Counts:
@@ -257,11 +263,11 @@ def _ray(stack: ExitStack, path: Path, newest: int | None) -> Counts:
         ray.init(num_cpus=_WORKERS + 1, include_dashboard=False, log_to_driver=False)
         stack.callback(ray.shutdown)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    session = _Session(path, newest)
-    n = session.order.manifest.n_bases
+    n = _Session(path, newest).order.manifest.n_bases * _EPOCHS
 
     def counts() -> Counts:
         while True:
+            # Many epochs in one run, since actors start anew with each.
             bases = ray.data.range(n, override_num_blocks=n)
             rebuilt = bases.map_batches(
                 _RayRows, fn_constructor_args=(path, newest), batch_size=1, concurrency=_WORKERS
@@ -289,10 +295,18 @@ class _RayRows:
         return pa.table(columns)
 
 
-def _fat_rows(path: Path) -> Counts:
+def _fat_rows(path: Path, newest: int | None) -> Counts:
     pa.set_cpu_count(_WORKERS)
     while True:
         file = pq.ParquetFile(path, memory_map=True)
         for batch in file.iter_batches(batch_size=_ROWS, use_threads=True):
-            flat: list[Callable[[], Any]] = [batch[name].flatten for name in batch.schema.names if name != "user_id"]
-            yield len(batch), min(len(values()) for values in flat)
+            events = 0
+            for name in batch.schema.names[1:]:
+                lists = batch[name]
+                offsets, values = lists.offsets.to_numpy().astype(np.int64), lists.values.to_numpy()
+                length = np.diff(offsets) if newest is None else np.minimum(np.diff(offsets), newest)
+                events = int(length.sum())
+                if events < len(values):
+                    out = np.empty(events, values.dtype)
+                    copy_values(values, offsets[1:] - length, length, out, offsets_of(length)[:-1])
+            yield len(batch), events
