@@ -365,6 +365,26 @@ def test_splits_that_were_pruned_before_they_were_read_are_not_skipped(world: Wo
             list(session)
 
 
+def test_splits_that_are_done_can_be_pruned(world: World, expected: list[str], tmp_path: Path) -> None:
+    stream = _Stream(tmp_path, world)
+    with world.store() as store:
+        assert follow(store, stream.splits, **SIZES).splits_done() == 0
+        stream.all()
+        session = follow(store, stream.splits, **SIZES)
+        done = [session.splits_done()]
+        for batch, want in zip(session, expected, strict=True):
+            assert digest(batch) == want
+            done.append(session.splits_done())
+            stream.splits.prune(done[-1])
+            again = follow(store, stream.splits, **SIZES)
+            again.load_state_dict(session.state_dict())
+            assert [digest(b) for b in again] == expected[batch.t + 1 :]
+        # Days of 7 requests are splits, batches have 10 rows.
+        assert done == [1, 2, 3, 5, 6, 8, 9, 10]
+        with pytest.raises(InputError, match="was pruned"):
+            follow(store, stream.splits, **SIZES).splits_done()
+
+
 def test_a_lost_split_is_told_while_the_log_is_waited_for(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

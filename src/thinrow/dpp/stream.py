@@ -161,8 +161,19 @@ class StreamSource:
                     return ExampleBatch.concat(parts), np.concatenate(rows)
                 number += 1
         except ObjectNotFound as e:
-            first = self._log.read(self._log.numbers()[0]).rows_before
-            raise InputError(f"row {first_row} of {self._log.name} was pruned, it begins at {first}") from e
+            raise self._pruned(first_row) from e
+
+    def split_of(self, row: int) -> int:
+        """The number of the split that holds a row, or of the newest where that is yet to come. Raises as
+        ``examples``."""
+        try:
+            return self._find(row) if row < self._total else self._last
+        except ObjectNotFound as e:
+            raise self._pruned(row) from e
+
+    def _pruned(self, row: int) -> InputError:
+        first = self._log.read(self._log.numbers()[0]).rows_before
+        return InputError(f"row {row} of {self._log.name} was pruned, it begins at {first}")
 
     def rebuild(
         self, batch: RequestBatch, projection: Projection, verify: bool, on_missing: OnMissing
@@ -335,6 +346,15 @@ class Follower(Loader):
     ) -> None:
         super().__init__(spec, source, rank=rank, n_ranks=n_ranks, hold=self._waiting, order=order)
         self._stream = source
+
+    def splits_done(self) -> int:
+        """Splits numbered below it are not needed to go on from here, at any rank: ``SplitLog.prune`` may take them
+        when no session that is to be resumed stands further back.
+
+        Raises:
+            InputError: they were pruned already, and this one cannot go on.
+        """
+        return self._stream.split_of(self._order.bases_of(self._t + 1).start * self.spec.base_rows)
 
     def _waiting(self) -> AbstractContextManager[object]:
         self._stream.begin()

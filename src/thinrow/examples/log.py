@@ -518,6 +518,8 @@ class _AnyLog(ImpressionLog):
             self.kind = str(json.loads((folder / "log.json").read_bytes())["kind"])
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise CorruptionError(f"unreadable: {e}", file="log.json") from e
+        if self.kind not in _KINDS:
+            raise CorruptionError(f"no log is of kind {self.kind!r}", file="log.json")
         RecordLog.__init__(self, folder)
 
     def check(self, number: int) -> None:

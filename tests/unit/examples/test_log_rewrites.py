@@ -16,7 +16,7 @@ from thinrow.cli.main import cli
 from thinrow.core.errors import CommitConflict, CorruptionError, ObjectNotFound
 from thinrow.examples import joiner, streaming
 from thinrow.examples.erase import erase_everywhere, erase_from_log, erase_from_splits
-from thinrow.examples.log import ImpressionLog, OutcomeLog, file_name
+from thinrow.examples.log import ImpressionLog, OutcomeLog, file_name, verify_log
 from thinrow.examples.records import Outcomes
 from thinrow.examples.splits import SplitLog
 from thinrow.examples.streaming import heartbeat, join_stream
@@ -215,6 +215,13 @@ def test_a_lost_file_is_not_taken_for_the_end() -> None:
             log.newest(known)
     with pytest.raises(ObjectNotFound):
         log.read(4)
+
+
+def test_a_log_of_an_unknown_kind_is_told(tmp_path: Path) -> None:
+    _many(tmp_path, 1)
+    head = tmp_path / "log.json"
+    head.write_text(head.read_text().replace("outcomes", "outputs"))
+    assert [name for name, _ in verify_log(tmp_path)] == ["log.json"]
 
 
 def test_erasure_goes_on_beside_pruning(logs: _Logs, monkeypatch: pytest.MonkeyPatch) -> None:
