@@ -2,6 +2,8 @@
 
 Worked example: of 512 values 500 need 3 bits or less and 12 need 9. In lanes all take 576 bytes. With patches the low 3
 bits take 192, a head 8, positions and ends of two groups 16, and 12 times 6 high bits 16: 232 bytes.
+
+Loops over values are kept free of branches and go over slices from 0 on, so that they compile to vectors.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.kernels.numba.intrinsics import bit_length
+from thinrow.kernels.numba.intrinsics import bit_length, pack8
 from thinrow.kernels.numba.jit import njit
 
 Array = npt.NDArray[Any]
@@ -28,9 +30,12 @@ N_LENGTHS = 65
 _MOST_PATCHES = 0xFFFF
 #: Code of a word that the segment dictionary does not hold.
 NO_CODE = 0xFFFFFFFF
+#: Its length, which no code has: a dictionary holds fewer words.
+NO_LENGTH = 32
 #: More bytes than any block has.
 NEVER = 1 << 50
 PLAIN, PATCHES, MARKS, MARKS_AND_PATCHES = 0, 1, 2, 3
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @njit
@@ -41,15 +46,18 @@ def packed_bytes(n: int, width: int) -> int:
 
 
 @njit
-def _patched_bytes(lengths: Array, top: int, n: int) -> Any:
-    """(bytes, low bits) of n values with patches, by how many are of each length; the longest has ``top`` bits."""
-    best, low = 1 << 62, 0
+def _patched_bytes(lengths: Array, top: int, n: int, limit: int) -> Any:
+    """(bytes, low bits) of n values with patches, by how many are of each length; the longest has ``top`` bits.
+    ``limit`` and 0 where they take as much."""
+    best, low = limit, 0
     own, groups = 0, (n + 255) >> 8
     for bits in range(top - 1, 0, -1):
         own += lengths[bits + 1]
-        if own > _MOST_PATCHES:
+        patches = 8 + (2 * groups + own + 7) // 8 * 8 + (own * (top - bits) + 63) // 64 * 8
+        # With fewer bits these only grow.
+        if own > _MOST_PATCHES or patches >= best:
             break
-        size = 8 + (2 * groups + own + 7) // 8 * 8 + (own * (top - bits) + 63) // 64 * 8 + packed_bytes(n, bits)
+        size = patches + packed_bytes(n, bits)
         if size < best:
             best, low = size, bits
     return best, low
@@ -65,36 +73,86 @@ def fit(lengths: Array, n: int) -> Any:
     size, form, low = packed_bytes(n, top), PLAIN, 0
     if n < LANES_FROM or top < 2:
         return size, top, form, low
-    cost = size
-    other, bits = _patched_bytes(lengths, top, n)
-    if other + n // PATCH_MARGIN < cost:
-        size, form, low, cost = other, PATCHES, bits, other + n // PATCH_MARGIN
-    own, head = n - lengths[0], 8 + (n + 63) // 64 * 8
+    cost, margin = size, n // PATCH_MARGIN
+    other, bits = _patched_bytes(lengths, top, n, cost - margin)
+    if other + margin < cost:
+        size, form, low, cost = other, PATCHES, bits, other + margin
+    own, head, margin = n - lengths[0], 8 + (n + 63) // 64 * 8, n // MARK_MARGIN
     other = head + packed_bytes(own, top)
-    if other + n // MARK_MARGIN < cost:
-        size, form, low, cost = other, MARKS, 0, other + n // MARK_MARGIN
+    if other + margin < cost:
+        size, form, low, cost = other, MARKS, 0, other + margin
     if own >= LANES_FROM:
-        other, bits = _patched_bytes(lengths, top, own)
-        other += head
-        if other + n // MARK_MARGIN + own // PATCH_MARGIN < cost:
-            size, form, low = other, MARKS_AND_PATCHES, bits
+        margin += own // PATCH_MARGIN
+        other, bits = _patched_bytes(lengths, top, own, cost - margin - head)
+        if head + other + margin < cost:
+            size, form, low = head + other, MARKS_AND_PATCHES, bits
     return size, top if form == PLAIN else PATCHED, form, low
 
 
 @njit
-def tally(q: Array, lengths: Array) -> None:
-    """How many of ``q`` need so many bits, into ``lengths``."""
-    lengths[:] = 0
-    for r in range(len(q)):
-        lengths[bit_length(q[r])] += 1
+def tally(q: Array, lengths: Array, room: Array, counts: Array) -> None:
+    """How many of ``q`` need so many bits, into ``lengths``. ``room`` (uint8) has as many places as ``q``, ``counts``
+    (int32) four for each length: one count alone would wait for itself."""
+    n = len(q)
+    for r in range(n):
+        room[r] = bit_length(np.uint64(q[r]))
+    counts[:] = 0
+    a, b = counts[:N_LENGTHS], counts[N_LENGTHS : 2 * N_LENGTHS]
+    c, d = counts[2 * N_LENGTHS : 3 * N_LENGTHS], counts[3 * N_LENGTHS : 4 * N_LENGTHS]
+    fours = n & ~3
+    for r in range(0, fours, 4):
+        a[room[r]] += 1
+        b[room[r + 1]] += 1
+        c[room[r + 2]] += 1
+        d[room[r + 3]] += 1
+    for r in range(fours, n):
+        a[room[r]] += 1
+    for k in range(N_LENGTHS):
+        lengths[k] = a[k] + b[k] + c[k] + d[k]
 
 
 @njit
-def pack(q: Array, width: Any, out: Array) -> None:
+def inverse_of(odd: Any) -> Any:
+    """The number that times ``odd`` is 1, modulo 2^64 (Newton)."""
+    found = odd * np.uint64(3) ^ np.uint64(2)
+    for _ in range(4):
+        found *= np.uint64(2) - odd * found
+    return found
+
+
+@njit
+def divide(q: Array, scale: Any) -> None:
+    """Every ``q`` by ``scale``, of which it is a multiple, or 0: a product and a shift in place of a division."""
+    if scale == np.uint64(1):
+        return
+    shift = np.uint64(0)
+    while not scale & np.uint64(1):
+        scale >>= np.uint64(1)
+        shift += np.uint64(1)
+    inverse = inverse_of(scale)
+    for r in range(len(q)):
+        q[r] = (q[r] >> shift) * inverse
+
+
+@njit
+def mark_bits(marked: Array, out: Array) -> None:
+    """Bits that say which of ``marked`` (bool) are true, into ``out`` (uint64, zeros)."""
+    n = len(marked)
+    for i in range(n >> 6):
+        bits, part = np.uint64(0), marked[64 * i : 64 * i + 64]
+        for k in range(64):
+            bits |= np.uint64(part[k]) << np.uint64(k)
+        out[i] = bits
+    for r in range(n & ~63, n):
+        out[r >> 6] |= np.uint64(marked[r]) << np.uint64(r & 63)
+
+
+@njit
+def pack(q: Array, width: Any, out: Array, room: Array, counts: Array) -> None:
     """The low ``width`` bits of each number into ``out`` (uint64, zeros): in lanes where the width says so, else one
-    after another; with patches where it is ``PATCHED`` in lanes."""
+    after another; with patches where it is ``PATCHED`` in lanes. ``room`` and ``counts`` as for ``tally``."""
     if width == (PATCHED | LANES):
-        _pack_patched(q, out)
+        _pack_patched(q, out, room, counts)
         return
     _pack_plain(q, width, out)
 
@@ -105,14 +163,9 @@ def _pack_plain(q: Array, width: Any, out: Array) -> None:
     width &= LANES - 1
     if width == 0:
         return
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width)
+    mask = _ALL >> np.uint64(64 - width)
     if lanes:
-        for r in range(len(q)):
-            bit = (r >> 3) * width
-            at, used = (bit >> 6) * 8 + (r & 7), bit & 63
-            out[at] |= (q[r] & mask) << np.uint64(used)
-            if used + width > 64:
-                out[at + 8] |= (q[r] & mask) >> np.uint64(64 - used)
+        _pack_lanes(q, width, mask, out)
         return
     at, used = 0, 0
     word = np.uint64(0)
@@ -131,111 +184,78 @@ def _pack_plain(q: Array, width: Any, out: Array) -> None:
 
 
 @njit
-def _pack_patched(q: Array, out: Array) -> None:
-    lengths = np.zeros(N_LENGTHS, np.int64)
-    tally(q, lengths)
+def _pack_lanes(q: Array, width: Any, mask: Any, out: Array) -> None:
+    source, target, bit = q.ctypes.data, out.ctypes.data, 0
+    for at in range(len(q) >> 3):
+        row, used = target + (bit >> 6) * 64, bit & 63
+        pack8(source + at * 64, mask, used, row)
+        if used + width > 64:
+            pack8(source + at * 64, mask, used - 64, row + 64)
+        bit += width
+    for r in range(len(q) & ~7, len(q)):
+        at, used = (bit >> 6) * 8 + (r & 7), bit & 63
+        out[at] |= (q[r] & mask) << np.uint64(used)
+        if used + width > 64:
+            out[at + 8] |= (q[r] & mask) >> np.uint64(64 - used)
+
+
+@njit
+def _pack_patched(q: Array, out: Array, room: Array, counts: Array) -> None:
+    lengths = np.empty(N_LENGTHS, np.int64)
+    tally(q, lengths, room, counts)
     _, _, form, low = fit(lengths, len(q))
     top = N_LENGTHS - 1
     while lengths[top] == 0:
         top -= 1
     if form == PATCHES:
-        _put_patches(q, len(q) - _up_to(lengths, low), low, top, out)
+        _put_patches(q, low, top, out)
         return
-    held = np.empty(len(q), np.uint64)
+    # One place more: what is not kept is overwritten by what follows.
+    held, marked = np.empty(len(q) + 1, np.uint64), room.view(np.bool_)[: len(q)]
     begin, own = 1 + (len(q) + 63) // 64, 0
     for r in range(len(q)):
-        if q[r] != np.uint64(0):
-            out[1 + (r >> 6)] |= np.uint64(1) << np.uint64(r & 63)
-            held[own] = q[r]
-            own += 1
+        marked[r] = q[r] != np.uint64(0)
+    mark_bits(marked, out[1:begin])
+    for r in range(len(q)):
+        held[own] = q[r]
+        own += marked[r]
     width = top | LANES if own >= LANES_FROM else top
     if form == MARKS_AND_PATCHES:
         width = PATCHED | LANES
-        lengths[0] = 0
-        _put_patches(held[:own], own - _up_to(lengths, low), low, top, out[begin:])
+        _put_patches(held[:own], low, top, out[begin:])
     else:
         _pack_plain(held[:own], width, out[begin:])
     out[0] = np.uint64(own) | np.uint64(width) << np.uint64(32) | np.uint64(1) << np.uint64(48)
 
 
 @njit
-def _up_to(lengths: Array, bits: int) -> int:
-    n = 0
-    for k in range(bits + 1):
-        n += lengths[k]
-    return n
-
-
-@njit
-def _put_patches(q: Array, own: int, low: int, top: int, out: Array) -> None:
+def _put_patches(q: Array, low: int, top: int, out: Array) -> None:
     """Head, ends of groups, positions, high bits, and the low bits in lanes."""
     high, groups = top - low, (len(q) + 255) >> 8
-    out[0] = np.uint64(own) | np.uint64(low) << np.uint64(32) | np.uint64(high) << np.uint64(40)
-    bytes_of = out[1:].view(np.uint8)
-    highs = np.empty(own, np.uint64)
-    k = 0
-    for r in range(len(q)):
-        rest = q[r] >> np.uint64(low)
-        if rest != np.uint64(0):
-            bytes_of[2 * groups + k] = r & 255
-            highs[k] = rest
-            k += 1
-        if (r & 255) == 255 or r == len(q) - 1:
-            bytes_of[2 * (r >> 8)], bytes_of[2 * (r >> 8) + 1] = k & 255, k >> 8
-    at = 1 + (2 * groups + own + 7) // 8
-    _pack_plain(highs, high, out[at:])
-    _pack_plain(q, low | LANES, out[at + (own * high + 63) // 64 :])
+    places, highs = np.empty(len(q) + 1, np.uint8), np.empty(len(q) + 1, np.uint64)
+    bytes_of, k = out[1:].view(np.uint8), 0
+    for g in range(groups):
+        part = q[256 * g : min(256 * g + 256, len(q))]
+        for r in range(len(part)):
+            rest = part[r] >> np.uint64(low)
+            places[k], highs[k] = r, rest
+            k += rest != np.uint64(0)
+        bytes_of[2 * g], bytes_of[2 * g + 1] = k & 255, k >> 8
+    for i in range(k):
+        bytes_of[2 * groups + i] = places[i]
+    out[0] = np.uint64(k) | np.uint64(low) << np.uint64(32) | np.uint64(high) << np.uint64(40)
+    at = 1 + (2 * groups + k + 7) // 8
+    _pack_plain(highs[:k], high, out[at:])
+    _pack_plain(q, low | LANES, out[at + (k * high + 63) // 64 :])
 
 
 @njit
-def fit_affine(words: Array, base: Any, scale: Any, width: Any, is_float: bool, lengths: Array) -> Any:
-    """(bytes, width) of ``(words - base) / scale``, the longest of which has ``width`` bits."""
-    if len(words) < LANES_FROM or width < 2 or is_float:
-        return packed_bytes(len(words), width), width
-    lengths[:] = 0
-    if scale == np.uint64(1):
-        for r in range(len(words)):
-            lengths[bit_length(words[r] - base)] += 1
-    else:
-        for r in range(len(words)):
-            lengths[bit_length((words[r] - base) // scale)] += 1
-    size, bits, _, _ = fit(lengths, len(words))
-    return size, bits
-
-
-@njit
-def fit_delta(
-    words: Array, base: Any, scale: Any, width: Any, most: Any, restarts: Array, start: Any, lengths: Array
-) -> Any:
-    """(bytes, width) of what codec 3 packs, the longest of which has ``width`` bits: with patches where those are
-    ``most`` or fewer. ``restarts`` are the stripe's, which begins at row ``start``."""
-    if len(words) < LANES_FROM or width < 2 or width > most:
-        return packed_bytes(len(words), width), width
-    lengths[:] = 0
-    for r in range(1, len(words)):
-        step = words[r] - words[r - 1] - base
-        lengths[bit_length(step if scale == np.uint64(1) else step // scale)] += 1
-    # A restart's is 0, whatever its step.
-    lengths[0] += 1
-    for i in range(1, len(restarts)):
-        r = restarts[i] - start
-        lengths[bit_length((words[r] - words[r - 1] - base) // scale)] -= 1
-        lengths[0] += 1
-    size, bits, _, _ = fit(lengths, len(words))
-    return size, bits
-
-
-@njit
-def fit_codes(codes: Array, own_width: Any, lengths: Array) -> Any:
+def fit_codes(codes: Array, own_width: Any, lengths: Array, room: Array, counts: Array) -> Any:
     """(bytes, width) of codes packed, and words without one: those of codec 4, or of codec 13 where there are some of
     either kind; else ``NEVER`` bytes."""
-    lengths[:] = 0
-    own = 0
-    for r in range(len(codes)):
-        if codes[r] == NO_CODE:
-            own += 1
-        else:
-            lengths[bit_length(np.uint64(codes[r]))] += 1
+    tally(codes, lengths, room, counts)
+    own = lengths[NO_LENGTH]
+    lengths[NO_LENGTH] = 0
     n = len(codes) - own
     if n == 0:
         return NEVER, 0, own
@@ -246,23 +266,21 @@ def fit_codes(codes: Array, own_width: Any, lengths: Array) -> Any:
 
 
 @njit
-def pack_marked(words: Array, codes: Array, base: Any, out: Array, q: Array) -> Any:
-    """Head, bits and own words of a block of codec 13 into ``out``, codes into ``q``; the words before the packed codes
-    and the codes."""
-    own, n = 0, 0
-    held = np.empty(len(words), np.uint64)
-    reach = np.uint64(0)
+def pack_marked(words: Array, codes: Array, base: Any, out: Array, q: Array, room: Array, counts: Array) -> Any:
+    """Head, bits and own words of a block of codec 13 into ``out``, codes into ``q`` (one place more than words); the
+    words before the packed codes and the codes."""
+    own, n, reach = 0, 0, np.uint64(0)
+    held, marked = np.empty(len(words) + 1, np.uint64), room.view(np.bool_)[: len(words)]
     for r in range(len(words)):
         reach = max(reach, words[r] - base)
-        if codes[r] == NO_CODE:
-            out[2 + (r >> 6)] |= np.uint64(1) << np.uint64(r & 63)
-            held[own] = words[r] - base
-            own += 1
-        else:
-            q[n] = codes[r]
-            n += 1
+        marked[r] = codes[r] == np.uint32(NO_CODE)
+    begin = 2 + (len(words) + 63) // 64
+    mark_bits(marked, out[2:begin])
+    for r in range(len(words)):
+        held[own], q[n] = words[r] - base, codes[r]
+        own += marked[r]
+        n += not marked[r]
     width: Any = np.int64(bit_length(reach)) | (LANES if own >= LANES_FROM else 0)
     out[0], out[1] = np.uint64(own) | np.uint64(width) << np.uint64(32), base
-    begin = 2 + (len(words) + 63) // 64
-    pack(held[:own], width, out[begin:])
+    pack(held[:own], width, out[begin:], room, counts)
     return begin + packed_bytes(own, width & (LANES - 1)) // 8, q[:n]

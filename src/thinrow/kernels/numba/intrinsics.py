@@ -163,6 +163,27 @@ def merge8(typingctx: Any, bits: Any, zeros: Any, at: Any, ones: Any, place: Any
     return types.void(types.uint64, zeros, types.intp, ones, types.intp, out, types.intp), emit
 
 
+@intrinsic
+def pack8(typingctx: Any, words: Any, mask: Any, shift: Any, out: Any) -> Any:
+    """The bits of ``mask`` of the eight words at an address, shifted up, into the eight words at address ``out``, where
+    these bits are 0 as yet. A negative ``shift`` is one down."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words, mask, shift, out = args
+        none = ir.Constant(ir.IntType(64), 0)
+        value = builder.and_(_taken(builder, words, _EIGHT), _splat(builder, mask))
+        down = builder.icmp_signed("<", shift, none)
+        moved = builder.select(
+            down,
+            builder.lshr(value, _splat(builder, builder.select(down, builder.neg(shift), none))),
+            builder.shl(value, _splat(builder, builder.select(down, none, shift))),
+        )
+        _put_at(builder, out, builder.or_(_taken(builder, out, _EIGHT), moved))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.uint64, types.int64, types.intp), emit
+
+
 def _prefix8(builder: Any, sums: Any) -> Any:
     """Running sums of eight words."""
     for step in (1, 2, 4):

@@ -57,28 +57,54 @@ def count_words(words: Array, least: int) -> tuple[Array, Array]:
 
 
 @njit
+def _count_of(words: Array, word: Any) -> Any:
+    n = 0
+    for r in range(len(words)):
+        n += words[r] == word
+    return n
+
+
+@njit
+def _majority(words: Array, held: Array) -> Any:
+    """The word of more than half of ``words``, if there is one, and in how many it is; else some word and fewer.
+
+    Of a majority more than half of all pairs of neighbours that are equal are its own too, when pairs that differ go:
+    each takes one of the others with it. Every round leaves half or less.
+    """
+    rows, n = words, len(words)
+    while n > 0:
+        if n & 1:
+            last = rows[n - 1]
+            if 2 * _count_of(rows[:n], last) > n:
+                return last, _count_of(words, last)
+        kept = 0
+        for i in range(n >> 1):
+            held[kept] = rows[2 * i]
+            kept += rows[2 * i] == rows[2 * i + 1]
+        rows, n = held, kept
+    return np.uint64(0), 0
+
+
+@njit
 def stripe_words(words: Array, stripe_offsets: Array) -> tuple[Array, Array, Array]:
-    """Of each stripe: its runs of equal words; the word of more than half of its rows, where there is one, else some
-    word (0 of no rows); and in how many rows that word is, 0 where it is surely no majority.
+    """Of each stripe: its runs of equal words; the word of more than half of its rows, and how many these are; 0 and 0
+    where no word is in so many.
 
     Returns:
-        (S,) int64, uint64 and int64. The majority by the vote of Boyer and Moore (1981).
+        (S,) int64, uint64 and int64.
     """
-    n = len(stripe_offsets) - 1
+    n, most = len(stripe_offsets) - 1, 0
     runs, word, count = np.zeros(n, np.int64), np.zeros(n, np.uint64), np.zeros(n, np.int64)
     for s in range(n):
+        most = max(most, stripe_offsets[s + 1] - stripe_offsets[s])
+    held = np.empty(most // 2 + 1, np.uint64)
+    for s in range(n):
         rows = words[stripe_offsets[s] : stripe_offsets[s + 1]]
-        changes, lead, leader = 0, 0, np.uint64(0)
+        changes = 0
         for r in range(1, len(rows)):
             changes += rows[r] != rows[r - 1]
         runs[s] = changes + (len(rows) > 0)
-        for r in range(len(rows)):
-            leader = rows[r] if lead == 0 else leader
-            lead += 1 if rows[r] == leader else -1
-        word[s] = leader
-        if lead > 0:
-            often = 0
-            for r in range(len(rows)):
-                often += rows[r] == leader
-            count[s] = often
+        leader, often = _majority(rows, held)
+        if 2 * often > len(rows):
+            word[s], count[s] = leader, often
     return runs, word, count

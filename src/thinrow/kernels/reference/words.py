@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,10 @@ def stripe_words(words: Array, stripe_offsets: Array) -> tuple[Array, Array, Arr
     """As ``thinrow.kernels.numba.words.stripe_words``."""
     runs, found, counts = [], [], []
     for start, stop in itertools.pairwise(stripe_offsets.tolist()):
-        word, lead = 0, 0
         values = words[start:stop].tolist()
-        for value in values:
-            if lead == 0:
-                word = value
-            lead += 1 if value == word else -1
         runs.append(len(list(itertools.groupby(values))))
-        found.append(word)
-        counts.append(values.count(word) if lead else 0)
+        (word, count), *_ = [*Counter(values).most_common(1), (0, 0)]
+        often = 2 * count > len(values)
+        found.append(word if often else 0)
+        counts.append(count if often else 0)
     return np.array(runs, np.int64), np.array(found, np.uint64), np.array(counts, np.int64)
