@@ -21,33 +21,49 @@ def twin(name: str, *arguments: Any) -> Any:
 
 
 @settings(deadline=None)
-@given(KEYS)
-def test_groups_and_places(keys: list[int]) -> None:
-    distinct, codes = kernel("group_keys")(np.array(keys, np.int64))
+@given(KEYS, st.integers(0, 200))
+def test_groups_and_places(keys: list[int], cut: int) -> None:
+    parts = [np.array(keys[:cut], np.int64), np.array(keys[cut:], np.int64)]
+    distinct, codes, counts = kernel("group_keys")(parts)
     assert distinct[codes].tolist() == keys
-    for a, b in zip((distinct, codes), twin("group_keys", np.array(keys, np.int64)), strict=True):
+    assert counts.tolist() == [keys.count(k) for k in distinct.tolist()]
+    for a, b in zip((distinct, codes, counts), twin("group_keys", parts), strict=True):
         assert a.dtype == b.dtype
         assert np.array_equal(a, b)
-    counts = np.bincount(codes, minlength=len(distinct))
     starts = np.cumsum(counts) - counts
     places = kernel("places_by_code")(codes, starts)
+    assert places.dtype == twin("places_by_code", codes, starts).dtype
     assert np.array_equal(places, twin("places_by_code", codes, starts))
     out = np.empty(len(keys), np.int64)
     kernel("scatter_rows")(np.array(keys, np.int64), places, out)
     assert np.array_equal(out, np.array(keys, np.int64)[np.argsort(codes, kind="stable")])
 
 
-def test_more_keys_than_the_first_table_holds() -> None:
-    keys = np.tile(np.arange(5_000, dtype=np.int64) * (1 << 40) - 7, 2)
-    distinct, codes = kernel("group_keys")(keys)
+@pytest.mark.parametrize("apart", [1, 1 << 40])
+def test_more_keys_than_the_first_table_holds(apart: int) -> None:
+    keys = np.tile(np.arange(5_000, dtype=np.int64) * apart - 7, 2)
+    distinct, codes, counts = kernel("group_keys")([keys[:3], keys[:0], keys[3:]])
     assert np.array_equal(distinct, keys[:5_000])
     assert np.array_equal(codes, np.tile(np.arange(5_000), 2))
+    assert np.array_equal(counts, np.full(5_000, 2))
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 6), max_size=5), max_size=5), st.booleans())
+def test_rows_are_numbered(values: list[list[int]], ordered: bool) -> None:
+    lists = [sorted(v) if ordered else v for v in values]
+    offsets = np.cumsum([0, *(len(v) for v in lists)])
+    before, flat = np.arange(len(lists)) * 10, np.array([x for v in lists for x in v], np.int64)
+    numbers, other = np.empty((2, len(flat)), np.int64)
+    assert kernel("number_rows")(offsets, before, flat, numbers) == all(v == sorted(v) for v in lists)
+    assert twin("number_rows", offsets, before, flat, other) == all(v == sorted(v) for v in lists)
+    assert numbers.tolist() == other.tolist() == [10 * u + 1 + i for u, v in enumerate(lists) for i in range(len(v))]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float32", "float64", "bool", "int16"])
 def test_scatter_keeps_bits(dtype: str) -> None:
     values, out = np.array([1, 0, 1, 1]).astype(dtype), np.zeros(4, dtype)
-    kernel("scatter_rows")(values, np.array([3, 0, 1, 2]), out)
+    kernel("scatter_rows")(values, np.array([3, 0, 1, 2], np.uint32), out)
     assert out.tolist() == values[[1, 2, 3, 0]].tolist()
 
 

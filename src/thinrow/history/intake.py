@@ -183,14 +183,14 @@ def event_times(array: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
     if column.valid is not None:
         row = int(np.flatnonzero(~column.valid)[0])
         raise InputError(f"time {name!r} is null in row {row}; every event needs a time: drop or fill the row")
-    bad = (column.values < 0) | (column.values >= NEVER - 1)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
+    times = column.values
+    if len(times) and (times.min() < 0 or times.max() >= NEVER - 1):
+        row = int(np.flatnonzero((times < 0) | (times >= NEVER - 1))[0])
         raise InputError(
-            f"time {name!r} is {column.values[row]} in row {row}; it must be 0 or more and under 2^63-2 "
+            f"time {name!r} is {times[row]} in row {row}; it must be 0 or more and under 2^63-2 "
             "milliseconds since 1970: drop or fix the row"
         )
-    return column.values
+    return times
 
 
 def _check_id_lengths(ids: Column, name: str) -> None:

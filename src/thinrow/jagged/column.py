@@ -165,7 +165,11 @@ class Column:
                 finer = pc.CastOptions(pa.timestamp("ms", array.type.tz), allow_time_truncate=True)
                 array = array.cast(options=finer).cast(pa.int64())
             cast = array.cast(target)
-            if dtype == "float32" and not pc.all(pc.equal(pc.is_inf(cast), pc.is_inf(array)), min_count=0).as_py():
+            if (
+                dtype == "float32"
+                and array.type != target
+                and not pc.all(pc.equal(pc.is_inf(cast), pc.is_inf(array)), min_count=0).as_py()
+            ):
                 raise pa.ArrowInvalid("a value is beyond the largest float32")
             array = cast
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:

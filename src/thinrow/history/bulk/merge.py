@@ -23,9 +23,9 @@ from thinrow.core.ragged import offsets_of
 from thinrow.core.users import Users
 from thinrow.history.buckets import NewEvents
 from thinrow.history.bulk.external import sorted_tables
-from thinrow.history.bulk.runs import BATCH_ROWS, Run, read_column, users_array
+from thinrow.history.bulk.runs import BATCH_ROWS, Run, read_column, users_array, with_users
 from thinrow.jagged import Events
-from thinrow.jagged.column import concat_columns
+from thinrow.jagged.column import concat_columns, one_array
 from thinrow.jagged.events import never_hidden
 from thinrow.kernels import kernel
 from thinrow.schema import EventSchema
@@ -78,6 +78,9 @@ class BucketParts:
         return bool((self._numbers.n > GIANT_PARTS * self._rows).any())
 
     def __iter__(self) -> Iterator[NewEvents]:
+        if len(self._runs) == 1 and self._runs[0].table is not None and not self.has_giants:
+            yield from self._sorted(self._runs[0].of(self._bucket))
+            return
         at = 0
         block = max(BATCH_ROWS, self._rows // max(len(self._runs), 1))
         cursors = [_Cursor(run.batches(self._bucket, block)) for run in self._runs]
@@ -102,6 +105,34 @@ class BucketParts:
                 batches = [b for cursor in cursors for b in cursor.of(user)]
                 yield self._part(pa.Table.from_batches(batches), at, at + 1)
             at += 1
+
+    def _sorted(self, table: pa.Table) -> Iterator[NewEvents]:
+        """The parts of the only run, which is in memory and by user as it is."""
+        users, n = self._numbers.users, self._numbers.n
+        ends, at = offsets_of(n), 0
+        while at < len(users):
+            stop = max(at + 1, int(np.searchsorted(ends, ends[at] + self._rows, "right")) - 1)
+            rows = table.slice(int(ends[at]), int(ends[stop] - ends[at]))
+            part = self._as_it_is(rows, at, stop)
+            yield self._part(with_users(rows, users[at:stop], n[at:stop]), at, stop) if part is None else part
+            at = stop
+
+    def _as_it_is(self, table: pa.Table, at: int, stop: int) -> NewEvents | None:
+        """The users ``[at, stop)``, whose rows are in ``table`` by user; None where these do not stand in order of
+        arrival and of time, or there are recent ones."""
+        numbers, offsets = self._numbers, offsets_of(self._numbers.n[at:stop])
+        if _slice(numbers.recent, at, stop) is not None:
+            return None
+        arrival = np.empty(len(table), np.int64)
+        for name in ("arrived", "event_ts"):
+            if name in table.column_names:
+                times = one_array(table.column(name)).to_numpy()
+                if not kernel("number_rows")(offsets, numbers.first[at:stop], times, arrival):
+                    return None
+        columns = {c.name: read_column(table.column(f"c.{c.name}"), c) for c in self._schema.columns}
+        return NewEvents.without_hides(
+            Events(numbers.users[at:stop], offsets, times, arrival, never_hidden(len(table)), columns)
+        )
 
     def _users_in(self, batches: Sequence[pa.RecordBatch], at: int) -> int:
         """Users that ``batches`` hold: the next ones of the bucket."""

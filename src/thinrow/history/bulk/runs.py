@@ -45,8 +45,8 @@ class Run:
         rows: rows of each bucket, (B,).
         read: rows of the input up to the end of this run.
         path: its file; None where it is in memory.
-        table: its rows; None where it is in a file.
-        users, counts: users of each bucket, ascending, and their rows; None where they are in a file.
+        table: its rows, without their users; None where it is in a file.
+        members: users of each bucket, ascending, and their rows; None where they are in a file.
     """
 
     rows: Ints
@@ -57,14 +57,18 @@ class Run:
 
     def batches(self, bucket: int, rows: int) -> Iterator[pa.RecordBatch]:
         """The rows of a bucket, by user, in batches of at most ``BATCH_ROWS``, or ``rows`` of a run in memory."""
-        before = self.rows[:bucket]
         if self.table is not None:
-            yield from self.table.slice(int(before.sum()), int(self.rows[bucket])).to_batches(rows)
+            yield from with_users(self.of(bucket), *self.users(bucket)).to_batches(rows)
             return
-        first = int((-(-before // BATCH_ROWS)).sum())
+        first = int((-(-self.rows[:bucket] // BATCH_ROWS)).sum())
         with pa.OSFile(str(self.path)) as source, pa.ipc.open_file(source) as file:
             for i in range(first, first + -(-int(self.rows[bucket]) // BATCH_ROWS)):
                 yield file.get_batch(i)
+
+    def of(self, bucket: int) -> pa.Table:
+        """The rows of a bucket, without their users, of a run in memory."""
+        assert self.table is not None
+        return self.table.slice(int(self.rows[:bucket].sum()), int(self.rows[bucket]))
 
     def users(self, bucket: int) -> tuple[Users, Ints]:
         """Users of a bucket, ascending, and how many rows each has here."""
@@ -73,6 +77,15 @@ class Run:
         with pa.OSFile(f"{self.path}.users") as source, pa.ipc.open_file(source) as file:
             batch = file.get_batch(bucket)
         return users_array(batch.column(0)), batch.column(1).to_numpy()
+
+
+def with_users(table: pa.Table, users: Users, counts: Ints) -> pa.Table:
+    """Rows with the column of their users, of whom each has so many."""
+    if users.dtype == np.int64:
+        column = pa.array(np.repeat(users, counts))
+    else:
+        column = pa.array(users, pa.string()).take(pa.array(np.repeat(np.arange(len(users)), counts)))
+    return table.add_column(0, "user", column)
 
 
 def users_array(column: pa.Array) -> Users:
@@ -127,14 +140,13 @@ def write_run(run: Run, objects: LocalObjects, name: str) -> Run:
     assert run.table is not None
     assert run.members is not None
     with objects.create(f"{name}.users") as writer:
-        tables = [pa.record_batch({"user": pa.array(users), "n": counts}) for users, counts in run.members]
-        kind = run.table.schema.field("user").type
-        schema = pa.schema({"user": kind, "n": pa.int64()})
-        write_batches(writer, schema, (t.cast(schema) for t in tables))
+        kind = pa.int64() if run.members[0][0].dtype == np.int64 else pa.string()
+        tables = [pa.record_batch({"user": pa.array(users, kind), "n": counts}) for users, counts in run.members]
+        write_batches(writer, tables[0].schema, iter(tables))
     with objects.create(name) as writer:
-        ends = np.cumsum(run.rows)
-        slices = (run.table.slice(int(e - n), int(n)) for e, n in zip(ends, run.rows, strict=True))
-        write_batches(writer, run.table.schema, (b for s in slices for b in whole_batches(s)))
+        slices = (with_users(run.of(bucket), *members) for bucket, members in enumerate(run.members))
+        schema = run.table.schema.insert(0, pa.field("user", kind))
+        write_batches(writer, schema, (b for s in slices for b in whole_batches(s)))
     return Run(run.rows, run.read, objects.root / name, None, None)
 
 
@@ -177,22 +189,18 @@ def _checked(chunk: Chunk, schema: EventSchema) -> tuple[CheckedEvents, Ints | N
 def _sorted_run(
     held: Sequence[tuple[CheckedEvents, Ints | None]], schema: EventSchema, n_buckets: int, read: int
 ) -> Run:
-    codes, distinct = _codes(np.concatenate([rows.users for rows, _ in held]))
-    counts, bucket = np.bincount(codes, minlength=len(distinct)), bucket_of(distinct, n_buckets)
+    codes, distinct, counts = _codes([rows.users for rows, _ in held])
+    bucket = bucket_of(distinct, n_buckets)
     order = np.lexsort((distinct, bucket))
     starts = np.empty(len(distinct), np.int64)
     starts[order] = offsets_of(counts[order])[:-1]
     places = kernel("places_by_code")(codes, starts)
+    del codes
     distinct, counts, bucket = distinct[order], counts[order], bucket[order]
     bounds = np.searchsorted(bucket, np.arange(n_buckets + 1))
     members = [(distinct[a:b], counts[a:b]) for a, b in pairwise(bounds.tolist())]
     rows_of_bucket = np.array([int(n.sum()) for _, n in members], np.int64)
-    kind = pa.int64() if schema.user_kind == "int64" else pa.string()
-    if schema.user_kind == "int64":
-        arrays = {"user": pa.array(np.repeat(distinct, counts))}
-    else:
-        arrays = {"user": pa.array(distinct, kind).take(pa.array(np.repeat(np.arange(len(distinct)), counts)))}
-    arrays["event_ts"] = pa.array(_scattered([rows.event_ts for rows, _ in held], places))
+    arrays = {"event_ts": pa.array(_scattered([rows.event_ts for rows, _ in held], places))}
     arrived = [a for _, a in held if a is not None]
     if arrived:
         arrays["arrived"] = pa.array(_scattered(arrived, places))
@@ -202,14 +210,14 @@ def _sorted_run(
     return Run(rows_of_bucket, read, None, pa.table(arrays), members)
 
 
-def _placed(parts: Sequence[Column], places: Ints) -> Column:
+def _placed(parts: Sequence[Column], places: npt.NDArray[Any]) -> Column:
     """Columns one after another, row i at ``places[i]``."""
     if any(c.valid is not None or c.dictionary is not None or c.offsets is not None or c.size for c in parts):
         return concat_columns(parts).take(inverse_of(places))
     return Column(_scattered([c.values for c in parts], places))
 
 
-def _scattered(parts: Sequence[npt.NDArray[Any]], places: Ints) -> npt.NDArray[Any]:
+def _scattered(parts: Sequence[npt.NDArray[Any]], places: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Arrays one after another, value i at ``places[i]``: read in order, and written where few lines are open."""
     out, at = np.empty(len(places), parts[0].dtype), 0
     for part in parts:
@@ -218,14 +226,15 @@ def _scattered(parts: Sequence[npt.NDArray[Any]], places: Ints) -> npt.NDArray[A
     return out
 
 
-def _codes(users: npt.NDArray[Any]) -> tuple[Ints, Users]:
-    """A code for each row's user, and the users that they stand for."""
-    if users.dtype == np.int64:
-        distinct, codes = kernel("group_keys")(users)
-        return codes, distinct
-    encoded = pa.array(users, pa.string()).dictionary_encode()
+def _codes(parts: Sequence[Users]) -> tuple[npt.NDArray[np.uint32], Users, Ints]:
+    """A code for each row's user, the users that they stand for, and how many rows each has."""
+    if parts[0].dtype == np.int64:
+        distinct, codes, counts = kernel("group_keys")(parts)
+        return codes, distinct, counts
+    encoded = pa.array(np.concatenate(parts), pa.string()).dictionary_encode()
     names = as_users(np.array(encoded.dictionary.to_pylist(), object), "string")
-    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), names
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.uint32)
+    return codes, names, np.bincount(codes, minlength=len(names))
 
 
 def read_column(array: pa.ChunkedArray | pa.Array, spec: Any) -> Column:

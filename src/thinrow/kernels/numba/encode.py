@@ -29,7 +29,6 @@ from thinrow.kernels.numba.encode_plan import (
     MIXED,
     PACKED,
     POWERS,
-    RAW,
     ZERO,
     Room,
     distinct_words,
