@@ -131,7 +131,9 @@ class ColumnEncoder:
         Raises:
             InputError: a list of more than ``MAX_ELEMENTS`` elements.
         """
-        self._digest += content_digest(self.spec, column, mix)
+        flat = column if column.offsets is None and not column.size else column.elements()
+        words = None if self.spec.is_bytes else as_words(flat.values)
+        self._digest += content_digest(self.spec, column, mix, words)
         self._rows += len(column.values)
         null = _null_of(self.spec, column)
         streams: list[EncodedStream] = []
@@ -146,10 +148,9 @@ class ColumnEncoder:
         elif column.size and self.spec.nullable:
             streams.append(encode_fixed(Values(null.astype(np.uint64), cut.stripe_off, cut.piece_off[:-1], 1)))
         places = _Places.of(column, cut)
-        flat = column if column.offsets is None and not column.size else column.elements()
         # The elements of a null are none, or zeros already.
         null = null if flat is column else null[:0]
-        streams += self._add_strings(flat, null, places) if self.spec.is_bytes else self._add_words(flat, null, places)
+        streams += self._add_strings(flat, null, places) if words is None else self._add_words(words, null, places)
         counts = np.bincount(streams[-1].codec)
         sizes = np.bincount(streams[-1].codec, np.diff(streams[-1].offsets))
         for codec in np.flatnonzero(counts).tolist():
@@ -176,8 +177,9 @@ class ColumnEncoder:
         offsets, data = bytes_of(entries)
         return EncodedColumn(offsets.astype("<u8").tobytes() + data.tobytes(), len(entries), digest, *counts)
 
-    def _add_words(self, column: Column, null: npt.NDArray[np.bool_], at: _Places) -> list[EncodedStream]:
-        words = as_words(column.values)
+    def _add_words(
+        self, words: npt.NDArray[np.uint64], null: npt.NDArray[np.bool_], at: _Places
+    ) -> list[EncodedStream]:
         if len(null):
             words = np.where(null, np.uint64(0), words)
         values = self._values(words, at)
@@ -313,11 +315,17 @@ def column_of(events: Events, spec: StoredColumn) -> Column:
     return column
 
 
-def content_digest(spec: StoredColumn, column: Column, mix: npt.NDArray[np.uint64]) -> int:
-    """Content digest (format section 8) of a column over events of identities ``mix`` (R,), modulo 2^64."""
+def content_digest(
+    spec: StoredColumn,
+    column: Column,
+    mix: npt.NDArray[np.uint64],
+    words: npt.NDArray[np.uint64] | None = None,
+) -> int:
+    """Content digest (format section 8) of a column over events of identities ``mix`` (R,), modulo 2^64; ``words`` are
+    those of its values, where somebody has them."""
     null = _null_of(spec, column)
     if column.dictionary is None:
-        words = as_words(column.values)
+        words = as_words(column.values) if words is None else words
     elif len(column.dictionary):
         words = kernel("fold_bytes")(*bytes_of(column.dictionary))[column.values]
     else:

@@ -19,8 +19,12 @@ from thinrow.kernels.numba.scalar import GOLDEN, identity_of, lower_bound, mix
 Ints: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
+Codes: TypeAlias = npt.NDArray[np.uint32]
 
 _NEVER = np.int64((1 << 63) - 1)
+_ONE = np.uint64(1)
+#: Words that are no further apart than this are looked up by themselves.
+_NEAR = 1 << 16
 _NULL_WORD = np.uint64(0xA5A5A5A5A5A5A5A5)
 
 
@@ -36,9 +40,13 @@ def identity_mix(event_ts: Ints, arrival: Ints) -> Words:
 def content_digest(identity: Words, words: Words, null: Bools, column_id: int) -> np.uint64:
     salt = np.uint64(column_id) * GOLDEN
     total = np.uint64(0)
-    has_null = len(null) > 0
+    # Without a branch in it the loop compiles to vectors.
+    if len(null) == 0:
+        for i in range(len(identity)):
+            total += mix(identity[i] ^ mix(salt + words[i]))
+        return total
     for i in range(len(identity)):
-        value = _NULL_WORD if has_null and null[i] else words[i]
+        value = _NULL_WORD if null[i] else words[i]
         total += mix(identity[i] ^ mix(salt + value))
     return total
 
@@ -153,16 +161,15 @@ def piece_summaries(
     least = np.empty(n, np.int64)
     digest = np.empty(n, np.uint64)
     for p in range(n):
-        a = np.int64(-1)
-        h = _NEVER
-        d = np.uint64(0)
-        for i in range(row_off[p], row_off[p + 1]):
-            a = max(a, arrival[i])
-            h = min(h, hidden_from[i])
-            d += mix[i]
-        top[p] = a
-        least[p] = h
-        digest[p] = d
+        rows = slice(row_off[p], row_off[p + 1])
+        arrivals, hidden, mixes = arrival[rows], hidden_from[rows], mix[rows]
+        a, h, d = np.int64(-1), _NEVER, np.uint64(0)
+        for i in range(len(arrivals)):
+            a = max(a, arrivals[i])
+            h = min(h, hidden[i])
+        for i in range(len(mixes)):
+            d += mixes[i]
+        top[p], least[p], digest[p] = a, h, d
     return top, least, digest
 
 
@@ -216,17 +223,49 @@ def cut_stripes(lengths: Ints, stripe_rows: int) -> tuple[Ints, Ints, Ints, Ints
 
 
 @njit
-def distinct_words(words: Words, limit: int, known: Words) -> tuple[Words, npt.NDArray[np.uint32]]:
+def _reach_of(words: Words) -> tuple[np.int64, np.uint64]:
+    """The least of ``words`` (read as signed, some), and how far above it the greatest is."""
+    signed = words.view(np.int64)
+    low = high = signed[0]
+    for i in range(len(signed)):
+        low, high = min(low, signed[i]), max(high, signed[i])
+    return low, np.uint64(high) - np.uint64(low)
+
+
+@njit
+def _distinct_near(words: Words, limit: int, least: np.int64, slots: Ints, found: Words, codes: Codes, n: int) -> int:
+    """As ``distinct_words`` of words that are ``least`` or up to the number of ``slots`` more: one for each of them.
+    How many are found, -1 where these are more than ``limit``."""
+    low = np.uint64(least)
+    for i in range(len(words)):
+        at = words[i] - low
+        if slots[at] < 0:
+            if n == limit:
+                return -1
+            slots[at], found[n] = n, words[i]
+            n += 1
+        codes[i] = slots[at]
+    return n
+
+
+@njit
+def distinct_words(words: Words, limit: int, known: Words) -> tuple[Words, Codes]:
     """``known`` distinct words and the new ones of ``words`` in order of first appearance, and the place of each of
     ``words`` among them; both empty where these are more than ``limit``."""
-    size = 64
-    while size < 4 * limit:
-        size *= 2
-    slots = np.full(size, -1, np.int64)
     found = np.empty(limit, np.uint64)
     codes = np.empty(len(words), np.uint32)
     if len(known) > limit:
         return found[:0], codes[:0]
+    if len(known) == 0 and len(words) > 0:
+        least, reach = _reach_of(words)
+        if reach < np.uint64(_NEAR):
+            near = np.full(np.int64(reach) + 1, -1, np.int64)
+            held = _distinct_near(words, limit, least, near, found, codes, 0)
+            return found[: max(held, 0)], codes[: len(words) if held >= 0 else 0]
+    size = 64
+    while size < 4 * limit:
+        size *= 2
+    slots = np.full(size, -1, np.int64)
     n = 0
     for i in range(-len(known), len(words)):
         word = words[i] if i >= 0 else known[i + len(known)]
@@ -245,20 +284,26 @@ def distinct_words(words: Words, limit: int, known: Words) -> tuple[Words, npt.N
 
 
 @njit
-def code_words(words: Words, known: Words) -> npt.NDArray[np.uint32]:
+def code_words(words: Words, known: Words) -> Codes:
     """(n,) the place of each of ``words`` among the distinct ``known`` ones; 0xFFFFFFFF where it is not there."""
-    size = 64
-    while size < 2 * len(known):
-        size *= 2
-    slots = np.full(size, 0xFFFFFFFF, np.uint32)
+    # Of eight slots seven are free: most words that are not known fall on one, and are not compared.
+    bits = 6
+    while 1 << bits < 8 * len(known):
+        bits += 1
+    mask, shift = np.uint64((1 << bits) - 1), np.uint64(64 - bits)
+    slots = np.full(1 << bits, 0xFFFFFFFF, np.uint32)
     codes = np.empty(len(words), np.uint32)
-    for i in range(-len(known), len(words)):
-        word = words[i] if i >= 0 else known[i + len(known)]
-        at = np.int64(mix(word) & np.uint64(size - 1))
-        while slots[at] != 0xFFFFFFFF and known[slots[at]] != word:
-            at = (at + 1) & (size - 1)
-        if i >= 0:
-            codes[i] = slots[at]
-        else:
-            slots[at] = i + len(known)
+    for k in range(len(known)):
+        at = (known[k] * GOLDEN) >> shift
+        while slots[at] != 0xFFFFFFFF:
+            at = (at + _ONE) & mask
+        slots[at] = k
+    for i in range(len(words)):
+        word = words[i]
+        at = (word * GOLDEN) >> shift
+        code = slots[at]
+        while code != 0xFFFFFFFF and known[code] != word:
+            at = (at + _ONE) & mask
+            code = slots[at]
+        codes[i] = code
     return codes
