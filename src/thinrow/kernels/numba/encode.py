@@ -211,7 +211,8 @@ def _write_delta(words: Array, rows: Array, start: Any, base: Any, scale: Any, o
 @njit
 def _write_decimal(words: Array, base: Any, scale: Any, out: Array, q: Array, at: Room) -> int:
     """Head of a block of codec 11 into ``out``, integers into ``q``; the words before the packed integers."""
-    floats = to_floats(words, np.int64(scale >> np.uint64(8)), at)
+    kind: Any = np.int64(scale >> np.uint64(8))
+    floats = to_floats(words, kind, at)
     integers_of(floats, POWERS[scale & np.uint64(0xFF)], q.view(np.int64))
     for r in range(len(q)):
         q[r] -= base

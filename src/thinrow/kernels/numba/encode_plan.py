@@ -83,8 +83,10 @@ def room_for(stripe_offsets: Array) -> Room:
     rows = int(np.diff(stripe_offsets).max(initial=1))
     n_slots = 2 << rows.bit_length()
     return Room(
-        *(np.empty(rows + 1, np.uint64) for _ in range(2)),
-        *(np.zeros(N_LENGTHS, np.int64) for _ in range(2)),
+        np.empty(rows + 1, np.uint64),
+        np.empty(rows + 1, np.uint64),
+        np.zeros(N_LENGTHS, np.int64),
+        np.zeros(N_LENGTHS, np.int64),
         np.empty(rows, np.uint8),
         np.empty(4 * N_LENGTHS, np.int32),
         np.empty(rows, np.uint16),
@@ -412,7 +414,7 @@ def _plan_delta(words: Array, rows: Array, start: Any, most: Any, at: Room) -> A
     patches where the steps have ``most`` bits or fewer."""
     step = at.step[: len(words)]
     base, reach = steps_of(words, rows, start, step)
-    scale, width, n = _ONE, np.int64(0), len(words)
+    scale, n, width = _ONE, len(words), 0
     if reach > np.uint64(0):
         from_base(rows, start, base, step)
         scale = _scale_of(step, reach)
