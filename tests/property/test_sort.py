@@ -55,8 +55,8 @@ def test_rows_are_numbered(values: list[list[int]], ordered: bool) -> None:
     offsets = np.cumsum([0, *(len(v) for v in lists)])
     before, flat = np.arange(len(lists)) * 10, np.array([x for v in lists for x in v], np.int64)
     numbers, other = np.empty((2, len(flat)), np.int64)
-    assert kernel("number_rows")(offsets, before, flat, numbers) == all(v == sorted(v) for v in lists)
-    assert twin("number_rows", offsets, before, flat, other) == all(v == sorted(v) for v in lists)
+    assert kernel("number_in_order")(offsets, before, flat, numbers) == all(v == sorted(v) for v in lists)
+    assert twin("number_in_order", offsets, before, flat, other) == all(v == sorted(v) for v in lists)
     assert numbers.tolist() == other.tolist() == [10 * u + 1 + i for u, v in enumerate(lists) for i in range(len(v))]
 
 

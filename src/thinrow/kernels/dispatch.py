@@ -52,7 +52,7 @@ KERNELS: dict[str, str] = {
     "write_blocks": "encode",
     "group_keys": "sort",
     "places_by_code": "sort",
-    "number_rows": "sort",
+    "number_in_order": "sort",
     "scatter_rows": "sort",
     "find_sorted": "sort",
     "in_order": "sort",

@@ -127,7 +127,7 @@ class BucketParts:
         for name in ("arrived", "event_ts"):
             if name in table.column_names:
                 times = one_array(table.column(name)).to_numpy()
-                if not kernel("number_rows")(offsets, numbers.first[at:stop], times, arrival):
+                if not kernel("number_in_order")(offsets, numbers.first[at:stop], times, arrival):
                     return None
         columns = {c.name: read_column(table.column(f"c.{c.name}"), c) for c in self._schema.columns}
         return NewEvents.without_hides(

@@ -105,7 +105,7 @@ def places_by_code(codes: Array, starts: Array) -> Array:
 
 
 @njit
-def number_rows(offsets: Array, before: Array, values: Array, numbers: Array) -> bool:
+def number_in_order(offsets: Array, before: Array, values: Array, numbers: Array) -> bool:
     """Number the rows ``[offsets[u], offsets[u + 1])`` of every u on from ``before[u] + 1``, into ``numbers``; whether
     ``values`` ascend in each, ties allowed."""
     descents = 0

@@ -31,8 +31,8 @@ def places_by_code(codes: Array, starts: Array) -> Array:
     return places
 
 
-def number_rows(offsets: Array, before: Array, values: Array, numbers: Array) -> bool:
-    """As ``thinrow.kernels.numba.sort.number_rows``."""
+def number_in_order(offsets: Array, before: Array, values: Array, numbers: Array) -> bool:
+    """As ``thinrow.kernels.numba.sort.number_in_order``."""
     ascend = True
     for first, (a, b) in zip(before.tolist(), pairwise(offsets.tolist()), strict=True):
         numbers[a:b] = first + 1 + np.arange(b - a)
