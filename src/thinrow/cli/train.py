@@ -11,7 +11,9 @@ from thinrow.cli.common import parse_time, progress_bar, store_option
 
 if TYPE_CHECKING:
     from thinrow.dpp.engines import EngineName
-    from thinrow.training import TrainConfig
+    from thinrow.history.store import HistoryStore
+    from thinrow.schema import ExampleSchema
+    from thinrow.training import TrainConfig, TrainResult
 
 table_option = click.option(
     "--table", "table_path", type=click.Path(path_type=Path), required=True, help="Directory of the training table."
@@ -21,7 +23,12 @@ table_option = click.option(
 @click.command()
 @click.argument("recipe")
 @store_option
-@table_option
+@click.option("--table", "table_path", type=click.Path(path_type=Path), help="Directory of the training table.")
+@click.option("--follow", type=click.Path(path_type=Path), help="Train on this log of splits as it grows.")
+@click.option(
+    "--example-schema", type=click.Path(path_type=Path), help="With --follow: fields, in JSON.  [the table's]"
+)
+@click.option("--wait-s", type=click.FloatRange(min=0.1), help="With --follow: fail after so long without a split.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for checkpoints.")
 @click.option("--set", "values", multiple=True, metavar="NAME=VALUE", help="Change a value of the recipe; repeatable.")
 @click.option("--since", "since_text", help="Train on requests from this time (inclusive): ms or ISO 8601.")
@@ -37,7 +44,10 @@ table_option = click.option(
 def command(
     recipe: str,
     store_path: Path,
-    table_path: Path,
+    table_path: Path | None,
+    follow: Path | None,
+    example_schema: Path | None,
+    wait_s: float | None,
     out: Path,
     values: tuple[str, ...],
     since_text: str | None,
@@ -49,31 +59,91 @@ def command(
     """Train a ranker by RECIPE: a built-in one, or FILE.py:FUNCTION of your own that returns a TrainConfig.
 
     Built in are hstu_retail_small, dlrm_retail_small, hstu_git_small and dlrm_git_small, for the data of thinrow demo.
-    Checkpoints and a log of steps (log.jsonl) go to --out.
+    Checkpoints and a log of steps (log.jsonl) go to --out. --follow ends when the log is sealed, or on SIGTERM.
 
     \b
     Examples:
       thinrow train hstu_retail_small --store S --table T --out run
       thinrow train hstu_retail_small --store S --table T --out run --resume
       thinrow train mine.py:wide --store S --table T --out run --set ranker.model.layers=3 --set epochs=2
+      thinrow train mine.py:wide --store S --follow splits --example-schema shown.json --out run --resume
     """
-    from thinrow.examples.table import ExampleTable
+    from thinrow.core.errors import InputError
     from thinrow.history.store import HistoryStore
-    from thinrow.training import train
 
     config = configured(recipe, values, since_text, until_text)
-    with HistoryStore.open(store_path) as store, ExampleTable.open(table_path) as table, progress_bar("train") as show:
+    if follow is None and (example_schema is not None or wait_s is not None):
+        raise InputError("--example-schema and --wait-s go with --follow; add it, or leave them out")
+    if follow is not None and engine != "threads":
+        raise InputError(f"--engine {engine} with --follow; a log that grows is read by threads: leave --engine out")
+    with HistoryStore.open(store_path) as store, progress_bar("train") as show:
 
-        def on_step(step: int, total: int, record: dict[str, Any]) -> None:
-            show(step, total)
+        def on_step(step: int, total: int | None, record: dict[str, Any]) -> None:
+            # An open log has no end yet.
+            show(step, step if total is None else total)
 
-        _, result = train(config, store, table, out=out, resume=resume, threads=threads, engine=engine, on_step=on_step)
+        options: dict[str, Any] = {"out": out, "resume": resume, "threads": threads, "on_step": on_step}
+        if follow is None:
+            result = _train(config, store, table_path, {**options, "engine": engine})
+        else:
+            result = _train_stream(config, store, follow, table_path, example_schema, wait_s, options)
     speed = result.candidates / max(result.seconds, 1e-9)
     click.echo(
         f"step {result.steps}: progressive NE {result.ne:.4f}; {result.examples} requests with {result.candidates} "
         f"candidates in {result.seconds:.1f} s ({speed:,.0f} a second, {result.waited_s:.1f} s of it waiting for data)"
     )
-    click.echo(f"checkpoints in {out}; next: thinrow evaluate {out} --store {store_path} --table {table_path}")
+    table = table_path or "TABLE"
+    click.echo(f"checkpoints in {out}; next: thinrow evaluate {out} --store {store_path} --table {table}")
+
+
+def _train(config: TrainConfig, store: HistoryStore, table_path: Path | None, options: dict[str, Any]) -> TrainResult:
+    from thinrow.core.errors import InputError
+    from thinrow.examples.table import ExampleTable
+    from thinrow.training import train
+
+    if table_path is None:
+        raise InputError("no examples are named; add --table T, or --follow SPLITS")
+    with ExampleTable.open(table_path) as table:
+        return train(config, store, table, **options)[1]
+
+
+def _train_stream(
+    config: TrainConfig,
+    store: HistoryStore,
+    splits: Path,
+    table_path: Path | None,
+    example_schema: Path | None,
+    wait_s: float | None,
+    options: dict[str, Any],
+) -> TrainResult:
+    from thinrow.cli.stream import stopped
+    from thinrow.core.errors import StoreNotFound
+    from thinrow.examples.splits import SplitLog
+    from thinrow.training import train_stream
+
+    if not (splits / "log.json").is_file():
+        raise StoreNotFound(f"no log of splits at {splits}; check the path, or begin the join that writes it")
+    log = SplitLog(splits, store.schema, _example_schema(table_path, example_schema))
+    with stopped() as stop:
+        return train_stream(config, store, log, wait_s=wait_s, stop=stop, **options)[1]
+
+
+def _example_schema(table_path: Path | None, file: Path | None) -> ExampleSchema:
+    import json
+
+    from thinrow.core.errors import InputError
+    from thinrow.examples.table import ExampleTable
+    from thinrow.schema import ExampleSchema
+
+    if file is not None:
+        try:
+            return ExampleSchema.from_dict(json.loads(file.read_bytes()))
+        except (OSError, ValueError) as e:
+            raise InputError(f"{file} holds no example schema in JSON: {e}") from e
+    if table_path is None:
+        raise InputError("--follow needs the fields of examples; add --example-schema FILE, or a --table that has them")
+    with ExampleTable.open(table_path) as table:
+        return table.example_schema
 
 
 def configured(recipe: str, values: tuple[str, ...], since_text: str | None, until_text: str | None) -> TrainConfig:

@@ -15,6 +15,7 @@
     │   ├── NewerFormatError         written by a newer thinrow
     │   ├── CommitConflict           another writer committed this generation first
     │   ├── PositionConflict         another process reads this partition of a source, and was first
+    │   ├── NothingNew               a log that is followed had no new split for as long as its reader waits
     │   ├── Overloaded               it takes no more for now; nothing of the call is there
     │   ├── Unacknowledged           rows of a call may be there, but it has not been acknowledged
     │   ├── ObjectNotFound           a file that the manifest names is missing
@@ -94,6 +95,10 @@ class CommitConflict(StoreError):
 
 class PositionConflict(StoreError):
     """A partition of a source stands elsewhere than its reader left it; nothing was appended."""
+
+
+class NothingNew(StoreError):
+    """A log that is followed had no new split for as long as its reader waits; iterating again goes on."""
 
 
 class Overloaded(StoreError):

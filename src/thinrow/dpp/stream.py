@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreError
+from thinrow.core.errors import Erased, InputError, NothingNew, ObjectNotFound
 from thinrow.dpp.client import Loader, Pinnable
 from thinrow.dpp.order import ROW_STREAM, Base, RowRefs, permutation, rows_of_rank
 from thinrow.dpp.spec import SessionSpec, projection_of
@@ -106,7 +106,7 @@ class StreamSource:
         """Until the log has ``stop_row`` rows or is sealed; returns ``stop_row``, or the rows there are in the end.
 
         Raises:
-            StoreError: no split came for ``wait_s``.
+            NothingNew: no split came for ``wait_s``.
             CorruptionError: the next split is lost.
         """
         with self._changed:
@@ -119,7 +119,7 @@ class StreamSource:
                     self._changed.notify_all()
                 elif self._wait_s is not None and now - self._grew >= self._wait_s:
                     self._log.numbers()  # says where a split is lost
-                    raise StoreError(
+                    raise NothingNew(
                         f"{self._log.name} has {self._total} rows and had no new split for {self._wait_s} s: does the "
                         "join run? Iterate again to go on, or seal the log to end"
                     )
@@ -390,7 +390,7 @@ def follow(
 
     Args:
         poll_s: seconds between two looks at the log while it is waited for.
-        wait_s: seconds without a new split after which iterating raises StoreError; iterating again goes on after the
+        wait_s: seconds without a new split after which iterating raises NothingNew; iterating again goes on after the
             last batch yielded. None waits for ever.
 
     The rest are as in ``loader``.

@@ -14,5 +14,17 @@ except ModuleNotFoundError as error:
 from thinrow.training.config import TrainConfig
 from thinrow.training.evaluate import Evaluation, Scored, evaluate, score
 from thinrow.training.loop import Trainer, TrainResult, train
+from thinrow.training.stream import StreamTrainer, train_stream
 
-__all__ = ["Evaluation", "Scored", "TrainConfig", "TrainResult", "Trainer", "evaluate", "score", "train"]
+__all__ = [
+    "Evaluation",
+    "Scored",
+    "StreamTrainer",
+    "TrainConfig",
+    "TrainResult",
+    "Trainer",
+    "evaluate",
+    "score",
+    "train",
+    "train_stream",
+]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from thinrow.examples.table import ExampleTable
 from thinrow.history.archive.generation import Generation
 from thinrow.jagged.torch import JaggedTensor
 from thinrow.models import RankerInputs, SavedRanker, saved
+from thinrow.schema import ExampleSchema
 from thinrow.training.config import TrainConfig
 from thinrow.training.log import StepLog, cut_log
 from thinrow.training.metrics import ProgressiveNE
@@ -37,8 +39,9 @@ from thinrow.training.optimizer_state import load_optimizer, optimizer_tensors
 #: What a checkpoint of a run has beside its tensors.
 _META = ("train", "event_schema", "example_schema", "generation", "snapshot_id", "reader", "progressive", "tensors")
 
-#: Called after each step with the step's number (from 1), the number of all steps and the step's record.
-OnStep = Callable[[int, int, dict[str, Any]], None]
+#: Called after each step with the step's number (from 1), the number of all steps (None: not known yet) and the step's
+#: record.
+OnStep = Callable[[int, int | None, dict[str, Any]], None]
 
 
 @dataclass(slots=True)
@@ -85,14 +88,20 @@ class Trainer:
         threads: int | None = None,
         engine: EngineName | EngineChoice = "threads",
     ) -> None:
+        self.table, self.engine = table, engine
+        self._make(config, store, table.example_schema, threads)
+        self._open(table.snapshot_id)
+
+    def _make(
+        self, config: TrainConfig, store: Pinnable | Generation, examples: ExampleSchema, threads: int | None
+    ) -> None:
         spec = config.ranker
-        spec.check_label(table.example_schema)
-        self.config, self.table = config, table
+        spec.check_label(examples)
+        self.config, self.example_schema = config, examples
         self.generation = store if isinstance(store, Generation) else store.pin()
         self.module, self.embeddings = spec.build(config.seed)
-        self.threads, self.engine = threads, engine
+        self.threads = threads
         self._inputs = spec.inputs
-        self._open(table.snapshot_id)
         self._make_optimizers()
         self.progressive = ProgressiveNE()
 
@@ -121,32 +130,48 @@ class Trainer:
         self.dense = torch.optim.Adam(self.module.parameters(), lr=self.config.dense_lr)
         self.sparse = sparse(self.embeddings, lr=self.config.sparse_lr)
 
+    def _batches(self, stop: threading.Event) -> Iterator[Batch]:
+        """Batches from where the reader stands; ``stop`` is looked at while there is none."""
+        return iter(self.loader)
+
     def run(
-        self, out: Path | None = None, *, stop_after: int | None = None, on_step: OnStep | None = None
+        self,
+        out: Path | None = None,
+        *,
+        stop_after: int | None = None,
+        on_step: OnStep | None = None,
+        stop: threading.Event | None = None,
     ) -> TrainResult:
-        """Train to the end, or to step ``stop_after`` of the run (one more step where that has passed); checkpoints and
-        the log of steps go to ``out``."""
+        """Train to the end, or to step ``stop_after`` of the run (one more step where that has passed), or until
+        ``stop`` is set; checkpoints and the log of steps go to ``out``."""
+        stop = stop or threading.Event()
         if stop_after is not None and stop_after < 1:
             raise InputError(f"stop_after={stop_after}; it must be 1 or more, or None for the end")
         result, began = TrainResult(), time.perf_counter()
         waited = self.loader.stats.waited_s
         self.module.train()
+        step = saved = int(self.loader.state_dict()["t"]) + 1
         with StepLog(out) as log:
-            for batch in self.loader:
+            for batch in self._batches(stop):
                 record = self.step(batch)
                 result.losses.append(record["loss"])
                 result.examples += len(batch)
                 result.candidates += record["candidates"]
                 log.write(record)
-                step = batch.t + 1
-                last = step == len(self.loader) or (stop_after is not None and step >= stop_after)
+                step, total = batch.t + 1, self.loader.n_batches
+                last = step == total or stop.is_set() or (stop_after is not None and step >= stop_after)
                 if out is not None and (last or step % self.config.checkpoint_every == 0):
                     log.sync()
                     self.save(out, step)
+                    saved = step
                 if on_step is not None:
-                    on_step(step, len(self.loader), record)
+                    on_step(step, total, record)
                 if last:
                     break
+            if out is not None and step > saved:
+                # That it was the last step was not known yet when it was taken.
+                log.sync()
+                self.save(out, step)
         self.loader.close()
         result.steps = int(self.loader.state_dict()["t"]) + 1
         result.ne = self.progressive.value
@@ -179,7 +204,7 @@ class Trainer:
     def save(self, out: Path, step: int) -> Path:
         """Write a checkpoint: weights, table, both optimizers, and where the reader stands."""
         config = self.config
-        meta = SavedRanker.meta(config.ranker, self.generation.schema, self.table.example_schema) | {
+        meta = SavedRanker.meta(config.ranker, self.generation.schema, self.example_schema) | {
             "train": config.to_dict(),
             "generation": self.generation.number,
             "snapshot_id": self.snapshot_id,
@@ -211,13 +236,7 @@ class Trainer:
                 "train into another folder"
             )
         self._check_place(checkpoint)
-        # The run's own generation, while it is there: where late events came since, requests share fewer passes on a
-        # later one, and the same histories give the same losses only to rounding.
-        opened = self.generation.number, self.snapshot_id
-        with contextlib.suppress(ObjectNotFound):
-            self.generation = self.generation.at(meta["generation"])
-        if opened != (self.generation.number, meta["snapshot_id"]):
-            self._open(meta["snapshot_id"])
+        self._open_again(meta)
         self.loader.load_state_dict(meta["reader"])
         self.module, self.embeddings = self.config.ranker.restore(checkpoint.tensors)
         self._make_optimizers()
@@ -226,15 +245,31 @@ class Trainer:
         cut_log(out, checkpoint.step)
         return checkpoint.step
 
+    def _open_again(self, meta: Mapping[str, Any]) -> None:
+        """Read what the run read."""
+        # The run's own generation, while it is there: where late events came since, requests share fewer passes on a
+        # later one, and the same histories give the same losses only to rounding.
+        opened = self.generation.number, self.snapshot_id
+        with contextlib.suppress(ObjectNotFound):
+            self.generation = self.generation.at(meta["generation"])
+        if opened != (self.generation.number, meta["snapshot_id"]):
+            self._open(meta["snapshot_id"])
+
+    def _has_source(self, meta: Mapping[str, Any]) -> str | None:
+        """What of the run's examples is not here; None where all is."""
+        try:
+            self.table.data_files(meta["snapshot_id"])
+        except StoreNotFound:
+            return "snapshot of the table"
+        return None
+
     def _check_place(self, checkpoint: Checkpoint) -> None:
         """The store and the table must be those of the run, or grown from them."""
-        own = SavedRanker.meta(self.config.ranker, self.generation.schema, self.table.example_schema)
+        own = SavedRanker.meta(self.config.ranker, self.generation.schema, self.example_schema)
         other = [n for n in ("event_schema", "example_schema") if own[n] != checkpoint.meta[n]]
         other += ["generation"] if checkpoint.meta["generation"] > self.generation.number else []
-        try:
-            self.table.data_files(checkpoint.meta["snapshot_id"])
-        except StoreNotFound:
-            other.append("snapshot of the table")
+        lacks = self._has_source(checkpoint.meta)
+        other += [] if lacks is None else [lacks]
         if other:
             raise CheckpointMismatch(
                 f"{checkpoint.path} was written on another store or table: its {other[0].replace('_', ' ')} is not "
@@ -269,6 +304,11 @@ def train(
         CheckpointMismatch: as ``Trainer.resume``.
     """
     trainer = Trainer(config, store, table, threads=threads, engine=engine)
+    return trainer, trainer.run(begin(trainer, out, resume), on_step=on_step)
+
+
+def begin(trainer: Trainer, out: str | os.PathLike[str] | None, resume: bool) -> Path | None:
+    """Make ready for a run into ``out``, new or resumed; returns its path. Raises as ``train``."""
     folder = None if out is None else Path(out)
     if folder is not None and resume:
         trainer.resume(folder)
@@ -278,7 +318,7 @@ def train(
         )
     elif folder is not None:
         cut_log(folder, 0)
-    return trainer, trainer.run(folder, on_step=on_step)
+    return folder
 
 
 def _first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> str | None:
