@@ -208,6 +208,7 @@ def test_a_burst_waits_in_a_bounded_queue_and_loses_nothing(tmp_path: Path) -> N
         reader.join()
         assert max(most) <= room
         assert grown == sorted(grown)
+        assert len(grown) > 10, "requests are served meanwhile"
         items = store.read(np.arange(users), 10**6).histories.to_jagged("item").values
         assert np.array_equal(np.sort(items), np.arange(11_000))
 

@@ -45,6 +45,8 @@ except ImportError as e:
 #: The broker is asked so often whether the topic is still the one that was read.
 _CHECK_S = 10.0
 _ANSWER_S = 10.0
+#: Mapped over the messages of a batch: a call from C, at half the time of a method looked up for each.
+_ERROR, _PARTITION, _OFFSET, _VALUE = ck.Message.error, ck.Message.partition, ck.Message.offset, ck.Message.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,17 +253,17 @@ class KafkaSource:
                 self._assign([ck.TopicPartition(self._options.topic, p) for p in list(self._next)])
 
     def _batch(self, messages: Sequence[Any]) -> Batch | None:
-        errors = [m.error() for m in messages]
-        if any(e is not None for e in errors):
+        errors = list(map(_ERROR, messages))
+        # By type: an error of the client cannot be compared with None.
+        whole = set(map(type, errors)) == {type(None)}
+        if not whole:
             # The end of a partition comes after its messages, and counts only there.
             for m, error in zip(messages, errors, strict=True):
                 self._at_end.discard(m.partition())
                 if error is not None:
                     self._hear(m.partition(), error)
             messages = [m for m, error in zip(messages, errors, strict=True) if error is None]
-        else:
-            self._at_end -= {m.partition() for m in messages}
-        messages, last = self._new(messages)
+        messages, last = self._new(messages, whole)
         if not last:
             return None
         moves = {}
@@ -269,7 +271,7 @@ class KafkaSource:
             after = position_text(offset=offset + 1, topic=self._topic)
             moves[str(partition)] = Move(self._stored[partition], after)
             self._next[partition], self._stored[partition] = offset + 1, after
-        values = [m.value() for m in messages]
+        values: list[Any] = list(map(_VALUE, messages))
         good = messages
         if None in values:
             good = [m for m, value in zip(messages, values, strict=True) if value is not None]
@@ -287,13 +289,17 @@ class KafkaSource:
             how=self._decoder.describe(),
         )
 
-    def _new(self, messages: Sequence[Any]) -> tuple[Sequence[Any], dict[int, int]]:
-        """Messages that were not read yet, and the last offset of each partition."""
-        partitions = np.array([m.partition() for m in messages], np.int64)
-        offsets = np.array([m.offset() for m in messages], np.int64)
+    def _new(self, messages: Sequence[Any], goes_on: bool) -> tuple[Sequence[Any], dict[int, int]]:
+        """Messages that were not read yet, and the last offset of each partition. ``goes_on``: no partition that has
+        some is at its end."""
+        partitions = np.fromiter(map(_PARTITION, messages), np.int64, len(messages))
+        offsets = np.fromiter(map(_OFFSET, messages), np.int64, len(messages))
         fresh = np.zeros(len(messages), np.bool_)
         last: dict[int, int] = {}
-        for partition in np.unique(partitions).tolist():
+        present: list[int] = np.unique(partitions).tolist()
+        if goes_on:
+            self._at_end -= set(present)
+        for partition in present:
             at = np.flatnonzero(partitions == partition)
             if partition not in self._next:
                 continue
