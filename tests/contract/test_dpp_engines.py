@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -29,13 +29,18 @@ class TestThreads(EngineContract):
 
 
 class TestProcesses(EngineContract):
+    #: Of all tests: an end is noticed a moment later, and the same worker is not to be ended twice.
+    killed_pids: ClassVar[set[int]] = set()
+
     def choice(self, lease_s: float = 60.0) -> Processes:
         return Processes(lease_s=lease_s)
 
     def kill(self, engine: Any, rng: np.random.Generator) -> bool:
-        pids = engine.pids
+        pids = [pid for pid in engine.pids if pid not in self.killed_pids]
         if pids:
-            os.kill(pids[rng.integers(0, len(pids))], signal.SIGKILL)
+            pid = pids[rng.integers(0, len(pids))]
+            self.killed_pids.add(pid)
+            os.kill(pid, signal.SIGKILL)
         return bool(pids)
 
     def test_arrays_are_views_of_shared_memory(self, tmp_path: Path) -> None:
@@ -169,6 +174,8 @@ class TestProcesses(EngineContract):
 class _RayEngine(EngineContract):
     """On a cluster of two nodes."""
 
+    killed_actors: ClassVar[set[Any]] = set()
+
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def cluster(cls) -> Iterator[Any]:
@@ -188,9 +195,11 @@ class _RayEngine(EngineContract):
         return Ray(lease_s=lease_s)
 
     def kill(self, engine: Any, rng: np.random.Generator) -> bool:
-        actors = engine.actors
+        actors = [actor for actor in engine.actors if actor._actor_id not in self.killed_actors]
         if actors:
-            self.ray.kill(actors[rng.integers(0, len(actors))])
+            actor = actors[rng.integers(0, len(actors))]
+            self.killed_actors.add(actor._actor_id)
+            self.ray.kill(actor)
         return bool(actors)
 
 

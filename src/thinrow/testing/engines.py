@@ -138,7 +138,7 @@ class EngineContract:
         raise NotImplementedError
 
     def kill(self, engine: Engine[Any], rng: np.random.Generator) -> bool:
-        """End a worker of the engine at random; False where there is none at the moment."""
+        """End a worker of the engine at random, none of them twice; False where there is none at the moment."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
@@ -255,6 +255,10 @@ class EngineContract:
             assert same(engine.next(), blocks.expected(v))
             v += 1
         assert all(same(engine.next(), blocks.expected(v + i)) for i in range(10))
+        # An end is noticed, not waited for.
+        deadline = time.monotonic() + 20
+        while engine.restarts < kills and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert engine.restarts == kills
         engine.close()
 
