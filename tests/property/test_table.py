@@ -127,9 +127,13 @@ def test_update_kernels(data, dtype, width, block_rows):
     rows = int64(sorted(data.draw(st.sets(st.integers(0, n_rows - 1)))))
     gradient = data.draw(hnp.arrays(dtype, (len(rows), width), elements=finite))
     values, squares = blocks(finite), blocks(st.floats(0, 1e3, width=32))
-    both("adagrad_rows", values, squares, rows, gradient, 0.01, 1e-10)
+    decay, decoupled = (data.draw(st.sampled_from([0.0, 0.01])) for _ in range(2))
+    both("sgd_rows", values, rows, gradient, 0.01, decay)
+    both("adagrad_rows", values, squares, rows, gradient, 0.01, 1e-10, decay)
+    sums = blocks(st.floats(0, 1e3, width=32), 1)
+    both("rowwise_adagrad_rows", values, sums, rows, gradient, 0.01, 1e-10, decay)
     steps = blocks(st.integers(0, 10_000), 1, np.int64)
-    both("adam_rows", values, blocks(finite), squares, steps, rows, gradient, 1e-3, 0.9, 0.999, 1e-8)
+    both("adam_rows", values, blocks(finite), squares, steps, rows, gradient, 1e-3, 0.9, 0.999, 1e-8, decay, decoupled)
 
 
 class DictTable:

@@ -12,13 +12,32 @@ from typing import TYPE_CHECKING, Any
 from thinrow.core.errors import MissingExtraError
 
 if TYPE_CHECKING:
+    from thinrow.embeddings.budget import Budget
     from thinrow.embeddings.module import Embedding
-    from thinrow.embeddings.optim import SparseAdagrad, SparseAdam
+    from thinrow.embeddings.optim import SparseAdagrad, SparseAdam, SparseAdamW, SparseRowWiseAdagrad, SparseSGD
     from thinrow.embeddings.table import DynamicTable
 
-_WHERE = {"DynamicTable": "table", "Embedding": "module", "SparseAdagrad": "optim", "SparseAdam": "optim"}
+_WHERE = {
+    "Budget": "budget",
+    "DynamicTable": "table",
+    "Embedding": "module",
+    "SparseAdagrad": "optim",
+    "SparseAdam": "optim",
+    "SparseAdamW": "optim",
+    "SparseRowWiseAdagrad": "optim",
+    "SparseSGD": "optim",
+}
 
-__all__ = ["DynamicTable", "Embedding", "SparseAdagrad", "SparseAdam"]
+__all__ = [
+    "Budget",
+    "DynamicTable",
+    "Embedding",
+    "SparseAdagrad",
+    "SparseAdam",
+    "SparseAdamW",
+    "SparseRowWiseAdagrad",
+    "SparseSGD",
+]
 
 
 def __getattr__(name: str) -> Any:

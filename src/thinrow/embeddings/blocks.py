@@ -1,4 +1,4 @@
-"""RowBlocks: a matrix that grows at its end, block by block, and never moves a row.
+"""RowBlocks: a matrix that grows at its end, block by block, and moves no row to do so.
 
 With 4 rows a block, 6 rows are two arrays of (4, width), the second half used; growing to 9 rows adds a third.
 """
@@ -43,6 +43,22 @@ class RowBlocks:
         self.grow(first + len(rows))
         for part, at in self._parts(first, self._n):
             part[:] = rows[at - first : at - first + len(part)]
+
+    def move(self, source: npt.NDArray[np.int64], target: npt.NDArray[np.int64], n_rows: int) -> None:
+        """Put rows ``source`` in the places ``target``, both ascending, then end at ``n_rows`` rows, fewer than now."""
+        held = np.empty((len(source), self.width), self.dtype)
+        for block, part in self._by_block(source):
+            held[part] = block[source[part] & (self.block_rows - 1)]
+        for block, part in self._by_block(target):
+            block[target[part] & (self.block_rows - 1)] = held[part]
+        self._n = n_rows
+
+    def _by_block(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[Any], slice]]:
+        """Each block with the slice of ascending ``rows`` that lie in it."""
+        ends = np.searchsorted(rows, np.arange(len(self.blocks) + 1) * self.block_rows)
+        for block, first, stop in zip(self.blocks, ends[:-1], ends[1:], strict=True):
+            if first < stop:
+                yield block, slice(first, stop)
 
     def to_array(self) -> npt.NDArray[Any]:
         """(n, width) copy."""

@@ -14,6 +14,8 @@ from thinrow.kernels import kernel
 Ints = npt.NDArray[np.int64]
 
 _MIN_SLOTS = 1024
+#: Bytes of the index for a key at most: just after it doubled there are four slots of (key, row) and room for two keys.
+INDEX_BYTES = 4 * 16 + 2 * 8
 
 
 class KeyIndex:
@@ -41,19 +43,37 @@ class KeyIndex:
         """(n,) view: the key of each row."""
         return self._keys[: self._n]
 
-    def rows(self, wanted: Ints, *, insert: bool) -> Ints:
-        """(m,) row of each wanted key; absent ones are inserted, or -1."""
+    def rows(self, wanted: Ints, *, insert: bool, most: int | None = None) -> Ints:
+        """(m,) row of each wanted key; absent ones are inserted while there are fewer than ``most`` rows, or -1."""
         rows: Ints = kernel("find_keys")(self._slots, wanted)
-        if insert and rows.min(initial=0) < 0:
-            at = 0
-            while at < len(wanted):
-                at, self._n = kernel("insert_keys")(self._slots, self._keys, self._n, wanted, rows, at)
-                if at < len(wanted):
-                    keys = self.keys
-                    self._allocate(2 * len(self._slots))
-                    self._keys[: self._n] = keys
-                    kernel("place_keys")(self._slots, keys)
+        if not insert or rows.min(initial=0) >= 0:
+            return rows
+        at = 0
+        while at < len(wanted):
+            at, self._n = kernel("insert_keys")(self._slots, self._keys[:most], self._n, wanted, rows, at)
+            if at < len(wanted) and self._n == most:
+                # The keys after the first that found no room may be there.
+                return np.asarray(kernel("find_keys")(self._slots, wanted))
+            if at < len(wanted):
+                keys = self.keys
+                self._allocate(2 * len(self._slots))
+                self._keys[: self._n] = keys
+                kernel("place_keys")(self._slots, keys)
         return rows
+
+    def drop(self, gone: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+        """Forget the keys of the rows ``gone``. The last rows that stay take their places.
+
+        Returns:
+            Rows that moved and where to, both ascending.
+        """
+        left = self._n - int(gone.sum())
+        source, target = np.flatnonzero(~gone[left:]) + left, np.flatnonzero(gone[:left])
+        self._keys[target] = self._keys[source]
+        self._n = left
+        self._slots.fill(-1)
+        kernel("place_keys")(self._slots, self.keys)
+        return source, target
 
     def _allocate(self, n_slots: int) -> None:
         self._slots: Ints = np.full((n_slots, 2), -1, np.int64)

@@ -31,23 +31,45 @@ class HasTable(Protocol):
 
 
 class _SparseOptimizer(ABC):
-    def __init__(self, tables: tuple[DynamicTable | HasTable, ...], lr: float) -> None:
+    """Attributes:
+    tables: the tables that it updates.
+    lr: learning rate of the next step.
+    """
+
+    def __init__(
+        self, tables: tuple[DynamicTable | HasTable, ...], lr: float, weight_decay: float, clip_norm: float | None
+    ) -> None:
         found = [t if isinstance(t, DynamicTable) else t.table for t in tables]
         self.tables = list({id(table): table for table in found}.values())
-        self.lr = lr
-        _check_lr(lr)
+        self.lr, self.weight_decay, self.clip_norm = lr, weight_decay, clip_norm
+        _check_at_least_0("lr", lr)
+        _check_at_least_0("weight_decay", weight_decay)
+        if clip_norm is not None and not 0 < clip_norm < float("inf"):
+            raise InputError(f"clip_norm={clip_norm}; it must be finite and above 0, or None for no clipping")
 
     def step(self) -> None:
-        """Update the rows whose gradients the tables keep, summed by row, and forget these gradients.
+        """Update the rows whose gradients the tables keep, summed by row over all calls since the last step, and forget
+        these gradients; then tables with a budget make room (``DynamicTable.make_room``).
+
+        With ``clip_norm`` gradients are scaled first, where the norm of all of them together, of all tables, is above
+        it: by ``clip_norm / (norm + 1e-6)``, as ``torch.nn.utils.clip_grad_norm_``.
 
         Raises:
             InputError: ``lr`` is not finite and 0 or more, or gradients of one key overflow together.
         """
-        _check_lr(self.lr)
+        _check_at_least_0("lr", self.lr)
         taken = [(table, table.take_gradient()) for table in self.tables]
-        for table, gradient in taken:
-            if gradient is not None:
-                self._update(table, *gradient)
+        gradients = [found[1] for _, found in taken if found is not None]
+        if self.clip_norm is not None:
+            # In a fixed order, in float64: the same bits for any number of threads.
+            norm = sum(float(np.einsum("ij,ij->", g, g, dtype=np.float64)) for g in gradients) ** 0.5
+            if norm > self.clip_norm:
+                for gradient in gradients:
+                    gradient *= gradient.dtype.type(self.clip_norm / (norm + 1e-6))
+        for table, found_gradient in taken:
+            if found_gradient is not None:
+                self._update(table, *found_gradient)
+            table.make_room()
 
     def zero_grad(self) -> None:
         """Forget the gradients that the tables keep."""
@@ -58,31 +80,68 @@ class _SparseOptimizer(ABC):
     def _update(self, table: DynamicTable, rows: Ints, gradient: Floats) -> None: ...
 
 
+class SparseSGD(_SparseOptimizer):
+    """Gradient descent: g += weight_decay * vector; vector -= lr * g. No state."""
+
+    def __init__(
+        self,
+        *tables: DynamicTable | HasTable,
+        lr: float = 1e-2,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+    ) -> None:
+        """Raises:
+        InputError: a parameter is out of its range.
+        """
+        super().__init__(tables, lr, weight_decay, clip_norm)
+
+    def _update(self, table: DynamicTable, rows: Ints, gradient: Floats) -> None:
+        kernel("sgd_rows")(table.values.blocks, rows, gradient, self.lr, self.weight_decay)
+
+
 class SparseAdagrad(_SparseOptimizer):
     """Adagrad (Duchi, Hazan, Singer 2011), as ``torch.optim.Adagrad`` on the rows of a step.
 
-    s += g^2; vector -= lr * g / (sqrt(s) + eps), where s starts at ``initial_accumulator``.
-
-    Attributes:
-        tables: the tables that it updates.
-        lr: learning rate of the next step.
+    g += weight_decay * vector; s += g^2; vector -= lr * g / (sqrt(s) + eps), where s starts at ``initial_accumulator``.
     """
 
+    _state, _kernel = "adagrad.sum", "adagrad_rows"
+
     def __init__(
-        self, *tables: DynamicTable | HasTable, lr: float = 1e-2, eps: float = 1e-10, initial_accumulator: float = 0.0
+        self,
+        *tables: DynamicTable | HasTable,
+        lr: float = 1e-2,
+        eps: float = 1e-10,
+        initial_accumulator: float = 0.0,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
     ) -> None:
         """Raises:
-        InputError: ``lr`` or ``initial_accumulator`` is not finite and 0 or more, or ``eps`` not above 0.
+        InputError: ``lr``, ``initial_accumulator`` or ``weight_decay`` is not finite and 0 or more, or ``eps`` not
+            above 0.
         """
-        super().__init__(tables, lr)
+        super().__init__(tables, lr, weight_decay, clip_norm)
         _check_eps(eps)
-        if not 0 <= initial_accumulator < float("inf"):
-            raise InputError(f"initial_accumulator={initial_accumulator}; it must be finite and 0 or more")
+        _check_at_least_0("initial_accumulator", initial_accumulator)
         self.eps, self.initial_accumulator = eps, initial_accumulator
 
     def _update(self, table: DynamicTable, rows: Ints, gradient: Floats) -> None:
-        sums = table.row_state("adagrad.sum", table.dim, fill=self.initial_accumulator)
-        kernel("adagrad_rows")(table.values.blocks, sums.blocks, rows, gradient, self.lr, self.eps)
+        sums = table.row_state(self._state, self._width(table), fill=self.initial_accumulator)
+        blocks = table.values.blocks, sums.blocks
+        kernel(self._kernel)(*blocks, rows, gradient, self.lr, self.eps, self.weight_decay)
+
+    def _width(self, table: DynamicTable) -> int:
+        return table.dim
+
+
+class SparseRowWiseAdagrad(SparseAdagrad):
+    """Adagrad with one sum a row, that of the mean of g^2 over the row: a table of dim 64 needs a 64th of the state,
+    and every element of a row has one rate (FBGEMM's exact row-wise Adagrad; parameters as ``SparseAdagrad``)."""
+
+    _state, _kernel = "rowwise_adagrad.sum", "rowwise_adagrad_rows"
+
+    def _width(self, table: DynamicTable) -> int:
+        return 1
 
 
 class SparseAdam(_SparseOptimizer):
@@ -90,10 +149,7 @@ class SparseAdam(_SparseOptimizer):
 
     The bias correction uses the number of steps that touched the row, not of all steps (``torch.optim.SparseAdam``):
     a key that first appears late takes the same first step as an early one. The moments do not decay in between.
-
-    Attributes:
-        tables: the tables that it updates.
-        lr: learning rate of the next step.
+    ``weight_decay`` adds to the gradient.
     """
 
     def __init__(
@@ -102,11 +158,14 @@ class SparseAdam(_SparseOptimizer):
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
     ) -> None:
         """Raises:
-        InputError: ``lr`` is not finite and 0 or more, a beta not in [0, 1), or ``eps`` not above 0.
+        InputError: ``lr`` or ``weight_decay`` is not finite and 0 or more, a beta not in [0, 1), or ``eps`` not
+            above 0.
         """
-        super().__init__(tables, lr)
+        super().__init__(tables, lr, weight_decay, clip_norm)
         _check_eps(eps)
         if not all(0 <= beta < 1 for beta in betas):
             raise InputError(f"betas={betas}; both must be in [0, 1)")
@@ -116,22 +175,25 @@ class SparseAdam(_SparseOptimizer):
         means = table.row_state("adam.mean", table.dim)
         squares = table.row_state("adam.square", table.dim)
         steps = table.row_state("adam.steps", 1, dtype=np.int64)
-        kernel("adam_rows")(
-            table.values.blocks,
-            means.blocks,
-            squares.blocks,
-            steps.blocks,
-            rows,
-            gradient,
-            self.lr,
-            *self.betas,
-            self.eps,
-        )
+        blocks = table.values.blocks, means.blocks, squares.blocks, steps.blocks
+        kernel("adam_rows")(*blocks, rows, gradient, self.lr, *self.betas, self.eps, *self._decays())
+
+    def _decays(self) -> tuple[float, float]:
+        """What is added to the gradient and what the vector loses, times the vector."""
+        return self.weight_decay, 0.0
 
 
-def _check_lr(lr: float) -> None:
-    if not 0 <= lr < float("inf"):
-        raise InputError(f"lr={lr}; it must be finite and 0 or more")
+class SparseAdamW(SparseAdam):
+    """AdamW (Loshchilov, Hutter 2019, algorithm 2), row by row as ``SparseAdam``: ``weight_decay`` shrinks the vector
+    by ``lr * weight_decay`` in each step that touches the row, and in no other."""
+
+    def _decays(self) -> tuple[float, float]:
+        return 0.0, self.weight_decay
+
+
+def _check_at_least_0(name: str, value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise InputError(f"{name}={value}; it must be finite and 0 or more")
 
 
 def _check_eps(eps: float) -> None:

@@ -4,8 +4,9 @@
     table.rows(np.array([7, -1, 7]), insert=True)      # [0, 1, 0]
     table.read(np.array([1, -1]))                      # the vector of key -1, then zeros: row -1 is nobody's
 
-A key's first vector is a function of (seed, key) alone: it does not depend on which keys came before. Rows never move
-and keep their number while the table grows. All results are the same bits for any number of threads.
+A key's first vector is a function of (seed, key) alone: it does not depend on which keys came before. Rows keep their
+number while the table grows; only ``make_room``, at the end of a step of a table with a ``Budget``, moves some. All
+results are the same bits for any number of threads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import numpy.typing as npt
 
 from thinrow.core.errors import InputError
 from thinrow.embeddings.blocks import RowBlocks
-from thinrow.embeddings.index import KeyIndex
+from thinrow.embeddings.budget import Budget, Usage
+from thinrow.embeddings.index import INDEX_BYTES, KeyIndex
+from thinrow.embeddings.sketch import Sketch
 from thinrow.kernels import kernel
 
 Ints = npt.NDArray[np.int64]
@@ -27,6 +30,8 @@ Floats = npt.NDArray[np.floating[Any]]
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _SCALARS = ("dim", "seed", "init_scale")
 _ROW_STATE, _ROW_FILL = "row_state.", "row_fill."
+#: Row state of a table with a budget: count and last step of use.
+_USAGE = "usage"
 
 
 class DynamicTable:
@@ -39,6 +44,8 @@ class DynamicTable:
         seed, init_scale: a new vector is uniform in [-init_scale, init_scale), drawn from (seed, key, column).
         dtype: of the vectors, float32 or float64.
         values: the vectors, row by row.
+        budget: what bounds the table; None for nothing.
+        step: how many steps ended, counted where there is a budget.
     """
 
     def __init__(
@@ -49,8 +56,10 @@ class DynamicTable:
         init_scale: float = 0.05,
         block_rows: int = 65_536,
         dtype: npt.DTypeLike = np.float32,
+        budget: Budget | None = None,
     ) -> None:
-        """``block_rows``: rows that the table grows by, a power of two; it changes no result.
+        """``block_rows``: rows that the table grows by, a power of two; it changes no result. ``budget``: what bounds
+        it; None for nothing.
 
         Raises:
             InputError: a parameter is out of its range.
@@ -71,6 +80,8 @@ class DynamicTable:
         self.values = RowBlocks(dim, self.dtype, block_rows)
         self._row_state: dict[str, RowBlocks] = {}
         self._gradients: list[tuple[Ints, Floats]] = []
+        self.budget, self.step = budget, 0
+        self._sketch = Sketch(budget.sketch_cells) if budget is not None and budget.min_count > 1 else None
 
     def __len__(self) -> int:
         return len(self._index)
@@ -82,20 +93,76 @@ class DynamicTable:
     def rows(self, keys: Ints, *, insert: bool) -> Ints:
         """(n,) int64 row of each of ``keys`` (n,) int64; a key may appear many times.
 
-        Absent keys get the next rows in order of first appearance, or with ``insert=False`` row -1.
+        Absent keys get the next rows in order of first appearance, or with ``insert=False`` row -1. With a budget those
+        that were seen too few times, or for which there is no room in this step, have row -1 too.
 
         Raises:
             InputError: ``keys`` is not one-dimensional int64.
         """
         wanted = _int64("keys", keys)
         before = len(self)
-        rows = self._index.rows(wanted, insert=insert)
+        if insert and self.budget is not None:
+            rows = self._admit(wanted, self.budget)
+        else:
+            rows = self._index.rows(wanted, insert=insert)
         if len(self) > before:
             self.values.grow(len(self))
             for state in self._row_state.values():
                 state.grow(len(self))
             kernel("start_rows")(self.values.blocks, before, self._index.keys[before:], self.seed, self.init_scale)
+        if insert and self.budget is not None:
+            kernel("touch_rows")(self.row_state(_USAGE, 2, dtype=np.int64).blocks, rows, self.step)
         return rows
+
+    def _admit(self, wanted: Ints, budget: Budget) -> Ints:
+        most = budget.rows(self.row_bytes)
+        if self._sketch is None:
+            return self._index.rows(wanted, insert=True, most=most)
+        rows = self._index.rows(wanted, insert=False)
+        absent = np.flatnonzero(rows < 0)
+        if len(absent):
+            keys = wanted[absent]
+            self._index.rows(keys[self._sketch.seen(keys) >= budget.min_count], insert=True, most=most)
+            # Looked up again, so that a key has one row at all its places in the call.
+            rows[absent] = self._index.rows(keys, insert=False)
+        return rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of memory that a row takes at most: vector, optimizer state, usage, and its place in the index."""
+        states = sum(b.width * b.dtype.itemsize for b in (self.values, *self._row_state.values()))
+        return states + INDEX_BYTES + (16 if _USAGE not in self._row_state and self.budget is not None else 0)
+
+    def make_room(self) -> int:
+        """End a step: where more rows are taken than the budget keeps, remove those that it names. Optimizers call it.
+
+        Row numbers that were looked up before mean nothing after it. Returns how many rows went; a table without a
+        budget has room.
+
+        Raises:
+            InputError: gradients are kept for the next step; further as ``Budget.leaving``.
+        """
+        if self.budget is None:
+            return 0
+        if self._gradients:
+            raise InputError("make_room before a step used its gradients; step the optimizer first")
+        self.step += 1
+        too_many = self.budget.too_many(len(self), self.budget.rows(self.row_bytes))
+        if not len(self) or (not too_many and self.budget.max_age is None):
+            return 0
+        usage = self.row_state(_USAGE, 2, dtype=np.int64)
+        counts, last = usage.to_array().T
+        gone = self.budget.leaving(Usage(self._index.keys, counts, last, self.step), too_many)
+        if not gone.any():
+            return 0
+        before = len(self)
+        source, target = self._index.drop(gone)
+        for rows in (self.values, *self._row_state.values()):
+            rows.move(source, target, len(self))
+        if too_many and self.budget.evict == "lfu":
+            for block in usage.blocks:
+                block[:, 0] -= block[:, 0] >> 1
+        return before - len(self)
 
     def read(self, rows: Ints, out: Floats | None = None) -> Floats:
         """(n, dim) vectors of ``rows`` (n,) int64 in the table's dtype; row -1 reads as zeros.
@@ -141,7 +208,8 @@ class DynamicTable:
         return state
 
     def add_gradient(self, rows: Ints, gradient: Floats) -> None:
-        """Keep ``gradient`` (n, dim) of ``rows`` (n,), summed by row in the order given, for the next step.
+        """Keep ``gradient`` (n, dim) of ``rows`` (n,), summed by row in the order given, for the next step; with a
+        budget that of row -1 is nobody's.
 
         Raises:
             InputError: a row is not in [0, len), shape or dtype are not the table's, or a sum is NaN or infinite
@@ -153,6 +221,9 @@ class DynamicTable:
                 f"gradient is {gradient.dtype} {gradient.shape}; for these rows it must be {self.dtype} "
                 f"{(len(rows), self.dim)}"
             )
+        if self.budget is not None and rows.min(initial=0) == -1:
+            held = rows != -1
+            rows, gradient = rows[held], gradient[held]
         outside = np.flatnonzero((rows < 0) | (rows >= len(self)))
         if len(outside):
             raise InputError(f"gradient of row {rows[outside[0]]}; rows are in [0, {len(self)}): look keys up first")
@@ -178,13 +249,18 @@ class DynamicTable:
         """Copies of all that the table needs to go on bit for bit, by name; gradients kept for a step are not part.
 
         ``keys`` (n,) int64 in row order; ``values`` (n, dim); for each row state ``row_state.NAME`` (n, width) and
-        ``row_fill.NAME`` (), what its new rows hold; ``dim``, ``seed``, ``init_scale`` ().
+        ``row_fill.NAME`` (), what its new rows hold; ``dim``, ``seed``, ``init_scale`` (). With a budget also
+        ``budget``, ``step`` and what counts keys without a row.
         """
         state: dict[str, npt.NDArray[Any]] = {"keys": self.keys(), "values": self.values.to_array()}
         for name, blocks in self._row_state.items():
             state[_ROW_STATE + name] = blocks.to_array()
             state[_ROW_FILL + name] = np.array(blocks.fill, np.float64)
         scalars = np.array(self.dim), np.array(self.seed), np.array(self.init_scale)
+        if self.budget is not None:
+            state |= {"budget": self.budget.to_bytes(), "step": np.array(self.step)}
+        if self._sketch is not None:
+            state |= {"sketch": self._sketch.cells.copy(), "sketch_sightings": np.array(self._sketch.sightings)}
         return state | dict(zip(_SCALARS, scalars, strict=True))
 
     @classmethod
@@ -205,10 +281,12 @@ class DynamicTable:
             init_scale=float(state["init_scale"]),
             block_rows=block_rows,
             dtype=state["values"].dtype,
+            budget=Budget.from_bytes(state["budget"]) if "budget" in state else None,
         )
+        table._load_budget(state)
         keys = _int64("keys", state["keys"])
         table.values.append(_checked("values", state["values"], len(keys), table.dim))
-        for full in sorted(set(state) - {"keys", "values", *_SCALARS}):
+        for full in sorted(set(state) - {"keys", "values", *_SCALARS, *table._budget_names()}):
             kind, _, name = full.partition(".")
             if f"{kind}." not in (_ROW_STATE, _ROW_FILL) or not {_ROW_STATE + name, _ROW_FILL + name} <= set(state):
                 raise InputError(
@@ -222,6 +300,19 @@ class DynamicTable:
                 table._row_state[name].append(rows)
         table._index = KeyIndex(keys)
         return table
+
+    def _budget_names(self) -> tuple[str, ...]:
+        names = () if self.budget is None else ("budget", "step")
+        return names if self._sketch is None else (*names, "sketch", "sketch_sightings")
+
+    def _load_budget(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        for name in self._budget_names():
+            if name not in state:
+                raise InputError(f"the state has a budget but no {name!r}; pass DynamicTable.state()")
+        if self.budget is not None:
+            self.step = int(state["step"])
+        if self._sketch is not None:
+            self._sketch = Sketch.of(state["sketch"], int(state["sketch_sightings"]), len(self._sketch.cells[0]))
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Become what the table was when ``state`` was taken, seed and optimizer state included.

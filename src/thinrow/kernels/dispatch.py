@@ -94,7 +94,11 @@ KERNELS: dict[str, str] = {
     "gather_rows": "table",
     "group_rows": "table",
     "sum_groups": "table",
+    "count_keys": "table",
+    "touch_rows": "table",
+    "sgd_rows": "table",
     "adagrad_rows": "table",
+    "rowwise_adagrad_rows": "table",
     "adam_rows": "table",
 }
 

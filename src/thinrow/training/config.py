@@ -10,7 +10,17 @@ from typing import Any
 
 from thinrow.core.errors import InputError
 from thinrow.dpp import RowFilter
+from thinrow.embeddings import SparseAdagrad, SparseAdam, SparseAdamW, SparseRowWiseAdagrad, SparseSGD
 from thinrow.models import RankerSpec
+
+#: Name in a configuration -> what updates the table.
+SPARSE_OPTIMIZERS: dict[str, type[SparseAdagrad] | type[SparseAdam] | type[SparseSGD]] = {
+    "adagrad": SparseAdagrad,
+    "rowwise_adagrad": SparseRowWiseAdagrad,
+    "adam": SparseAdam,
+    "adamw": SparseAdamW,
+    "sgd": SparseSGD,
+}
 
 _POSITIVE = ("epochs", "base_rows", "block", "checkpoint_every")
 
@@ -27,8 +37,8 @@ class TrainConfig:
         base_rows: examples that a worker reads at a time.
         block: base batches that are shuffled together and make a training batch.
         dense_lr: learning rate of Adam on the module's weights.
-        sparse_lr: learning rate of Adagrad (``sparse_optimizer="adagrad"``) or Adam ("adam") on the table.
-        sparse_optimizer: which of the two.
+        sparse_lr: learning rate of the table's optimizer.
+        sparse_optimizer: "adagrad", "rowwise_adagrad", "adam", "adamw" or "sgd" (``thinrow.embeddings``).
         checkpoint_every: steps between checkpoints.
         keep: checkpoints that are kept, the newest ones.
     """
@@ -52,8 +62,10 @@ class TrainConfig:
         for name in ("dense_lr", "sparse_lr"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name}={getattr(self, name)}; it must be above 0 and finite")
-        if self.sparse_optimizer not in ("adagrad", "adam"):
-            raise InputError(f"sparse_optimizer={self.sparse_optimizer!r}; there are adagrad and adam")
+        if self.sparse_optimizer not in SPARSE_OPTIMIZERS:
+            raise InputError(
+                f"sparse_optimizer={self.sparse_optimizer!r}; there are {', '.join(sorted(SPARSE_OPTIMIZERS))}"
+            )
 
     def with_history(self, max_len: int | None, align: int = 1) -> TrainConfig:
         """The same run on the newest ``max_len`` events; see ``Projection``."""

@@ -25,13 +25,12 @@ from thinrow.core.errors import CheckpointMismatch, InputError, ObjectNotFound, 
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.client import Loader, Pinnable, loader
 from thinrow.dpp.engines import EngineChoice, EngineName
-from thinrow.embeddings import SparseAdagrad, SparseAdam
 from thinrow.examples.table import ExampleTable
 from thinrow.history.archive.generation import Generation
 from thinrow.jagged.torch import JaggedTensor
 from thinrow.models import RankerInputs, SavedRanker, saved
 from thinrow.schema import ExampleSchema
-from thinrow.training.config import TrainConfig
+from thinrow.training.config import SPARSE_OPTIMIZERS, TrainConfig
 from thinrow.training.log import StepLog, cut_log
 from thinrow.training.metrics import ProgressiveNE
 from thinrow.training.optimizer_state import load_optimizer, optimizer_tensors
@@ -126,7 +125,7 @@ class Trainer:
             raise InputError(f"no example to train on: none of the table passes {config.rows}; widen rows")
 
     def _make_optimizers(self) -> None:
-        sparse = SparseAdagrad if self.config.sparse_optimizer == "adagrad" else SparseAdam
+        sparse = SPARSE_OPTIMIZERS[self.config.sparse_optimizer]
         self.dense = torch.optim.Adam(self.module.parameters(), lr=self.config.dense_lr)
         self.sparse = sparse(self.embeddings, lr=self.config.sparse_lr)
 

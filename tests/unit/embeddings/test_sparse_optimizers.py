@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from thinrow.core.errors import InputError
-from thinrow.embeddings import DynamicTable, Embedding, SparseAdagrad, SparseAdam
+from thinrow.embeddings import (
+    DynamicTable,
+    Embedding,
+    SparseAdagrad,
+    SparseAdam,
+    SparseAdamW,
+    SparseRowWiseAdagrad,
+    SparseSGD,
+)
 
 N, DIM = 12, 4
 
@@ -159,3 +167,91 @@ def test_a_bad_rate_set_later_changes_nothing():
     with pytest.raises(InputError, match="lr=inf"):
         adagrad.step()
     assert table.take_gradient() is not None
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.02])
+@pytest.mark.parametrize("clip_norm", [None, 0.8])
+def test_gradient_descent_is_that_of_torch_on_the_rows_of_a_step(weight_decay, clip_norm):
+    module, start = twins()
+    dense = torch.nn.Parameter(start.clone())
+    sparse = SparseSGD(module, lr=0.1, weight_decay=weight_decay, clip_norm=clip_norm)
+    for keys, weights in batches():
+        loss(module, keys, weights).backward()
+        loss(lambda keys: dense[keys], keys, weights).backward()
+        sparse.step()
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(dense, clip_norm)
+        with torch.no_grad():
+            # Of rows without a gradient nothing decays.
+            touched = keys.unique()
+            dense[touched] -= 0.1 * (dense.grad[touched] + weight_decay * dense[touched])
+        dense.grad = None
+        np.testing.assert_allclose(vectors(module), dense.detach().numpy(), rtol=1e-12, atol=1e-13)
+
+
+def test_weight_decay_of_adagrad_is_that_of_torch_on_the_rows_of_a_step():
+    module, start = twins()
+    rows = [torch.nn.Parameter(v.clone()) for v in start]
+    peers = [torch.optim.Adagrad([row], lr=0.1, eps=1e-8, weight_decay=0.03) for row in rows]
+    sparse = SparseAdagrad(module, lr=0.1, eps=1e-8, weight_decay=0.03)
+    by_rows(module, sparse, rows, peers)
+
+
+@pytest.mark.parametrize(("ours", "peer"), [(SparseAdamW, torch.optim.AdamW), (SparseAdam, torch.optim.Adam)])
+def test_weight_decay_of_adam_is_that_of_torch_on_the_steps_that_touch_a_row(ours, peer):
+    module, start = twins()
+    rows = [torch.nn.Parameter(v.clone()) for v in start]
+    peers = [peer([row], lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.04) for row in rows]
+    sparse = ours(module, lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.04)
+    by_rows(module, sparse, rows, peers)
+
+
+def by_rows(module, sparse, rows, peers):
+    """A step of each row's own dense optimizer where the step touches the row."""
+    for keys, weights in batches():
+        loss(module, keys, weights).backward()
+        loss(lambda keys: torch.stack(rows)[keys], keys, weights).backward()
+        sparse.step()
+        for key in keys.unique().tolist():
+            peers[key].step()
+        for row in rows:
+            row.grad = None
+        np.testing.assert_allclose(vectors(module), torch.stack(rows).detach().numpy(), rtol=1e-12, atol=1e-13)
+
+
+def test_row_wise_adagrad_keeps_one_sum_a_row():
+    module, start = twins()
+    dense, sums = torch.nn.Parameter(start.clone()), torch.full((N, 1), 0.3, dtype=torch.float64)
+    sparse = SparseRowWiseAdagrad(module, lr=0.1, eps=1e-8, initial_accumulator=0.3, weight_decay=0.01)
+    for keys, weights in batches():
+        loss(module, keys, weights).backward()
+        loss(lambda keys: dense[keys], keys, weights).backward()
+        sparse.step()
+        with torch.no_grad():
+            touched = keys.unique()
+            g = dense.grad[touched] + 0.01 * dense[touched]
+            sums[touched] += (g * g).mean(1, keepdim=True)
+            dense[touched] -= 0.1 * g / (sums[touched].sqrt() + 1e-8)
+        dense.grad = None
+        np.testing.assert_allclose(vectors(module), dense.detach().numpy(), rtol=1e-12, atol=1e-13)
+    assert module.table.state()["row_state.rowwise_adagrad.sum"].shape == (N, 1)
+
+
+def test_the_norm_is_that_of_all_tables_together():
+    tables = [DynamicTable(2, dtype=np.float64, init_scale=0.0) for _ in range(2)]
+    sgd = SparseSGD(*tables, lr=1.0, clip_norm=1.0)
+    for table, gradient in zip(tables, ([[3.0, 0.0]], [[0.0, 4.0]]), strict=True):
+        table.add_gradient(table.rows(np.array([7]), insert=True), np.array(gradient))
+    sgd.step()
+    found = [table.read(np.array([0])).tolist() for table in tables]
+    np.testing.assert_allclose(found, [[[-0.6, 0]], [[0, -0.8]]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "message"),
+    [({"weight_decay": -1}, "weight_decay=-1"), ({"clip_norm": 0}, "clip_norm=0"), ({"lr": float("nan")}, "lr=nan")],
+)
+def test_parameters_out_of_range_are_named(parameter, message):
+    for make in (SparseSGD, SparseAdagrad, SparseRowWiseAdagrad, SparseAdam, SparseAdamW):
+        with pytest.raises(InputError, match=message):
+            make(DynamicTable(2), **parameter)

@@ -58,7 +58,7 @@ def test_values_change_by_their_dotted_names() -> None:
         ("epochs", "0", "epochs=0; it must be from 1"),
         ("ranker.model", "3", "is a HSTUConfig; set one of its values"),
         ("ranker.plan", "3", "is a FeaturePlan"),
-        ("sparse_optimizer", "sgd", "there are adagrad and adam"),
+        ("sparse_optimizer", "lion", "there are adagrad, adam, adamw, rowwise_adagrad, sgd"),
     ],
 )
 def test_typos_fail(name: str, text: str, message: str) -> None:

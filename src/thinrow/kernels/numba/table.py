@@ -25,7 +25,7 @@ from thinrow.kernels.numba.threads import even_bounds, slice_count, spread
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.int64]
 
-_S40 = np.uint64(40)
+_S32, _S40 = np.uint64(32), np.uint64(40)
 
 _AHEAD = 8
 _LINE = 64
@@ -102,6 +102,33 @@ def place_keys(slots: Ints, keys: Ints) -> int:
         slots[at, 0] = keys[row]
         slots[at, 1] = row
     return -1
+
+
+@njit
+def count_keys(cells: npt.NDArray[np.uint8], keys: Ints) -> npt.NDArray[np.uint8]:
+    out = np.empty(len(keys), np.uint8)
+    mask = np.uint64(cells.shape[1] - 1)
+    for i in range(len(keys)):
+        word = mix(np.uint64(keys[i]))
+        a, b = word & mask, (word >> _S32) & mask
+        count = min(cells[0, a], cells[1, b])
+        if count < 255:
+            count += 1
+        cells[0, a] = max(cells[0, a], count)
+        cells[1, b] = max(cells[1, b], count)
+        out[i] = count
+    return out
+
+
+@njit
+def _touch(addresses: Ints, shift: int, rows: Ints, step: int) -> None:
+    for i in range(len(rows)):
+        if i + _AHEAD < len(rows) and rows[i + _AHEAD] >= 0:
+            prefetch(_address(addresses, shift, rows[i + _AHEAD], 16))
+        if rows[i] >= 0:
+            held = carray(_pointer(_address(addresses, shift, rows[i], 16), rows), (2,))
+            held[0] += 1
+            held[1] = step
 
 
 @njit
@@ -206,10 +233,12 @@ def _sum(gradient: Floats, order: Ints, starts: Ints, out: Floats, first: int, l
 
 @njit
 def _adagrad(
-    values: Ints, sums: Ints, shift: int, rows: Ints, gradient: Floats, lr: Any, eps: Any, first: int, last: int
+    values: Ints, sums: Ints, shift: int, rows: Ints, gradient: Floats, scalars: Floats, first: int, last: int
 ) -> None:
+    """``scalars`` is (lr, eps, decay) in the table's dtype."""
     width = gradient.shape[1]
     row_bytes = width * gradient.itemsize
+    lr, eps, decay = scalars[0], scalars[1], scalars[2]
     for i in range(first, last):
         if i + _AHEAD < last:
             prefetch_range(_address(values, shift, rows[i + _AHEAD], row_bytes), row_bytes)
@@ -217,10 +246,54 @@ def _adagrad(
         value = carray(_pointer(_address(values, shift, rows[i], row_bytes), gradient), (width,))
         total = carray(_pointer(_address(sums, shift, rows[i], row_bytes), gradient), (width,))
         for c in range(width):
-            g = gradient[i, c]
+            g = gradient[i, c] if decay == 0 else gradient[i, c] + decay * value[c]
             s = total[c] + g * g
             total[c] = s
             value[c] -= lr * (g / (np.sqrt(s) + eps))
+
+
+@njit
+def _rowwise_adagrad(
+    values: Ints, sums: Ints, shift: int, rows: Ints, gradient: Floats, scalars: Floats, first: int, last: int
+) -> None:
+    """``scalars`` as for ``_adagrad``."""
+    width = gradient.shape[1]
+    row_bytes = width * gradient.itemsize
+    lr, eps, decay = scalars[0], scalars[1], scalars[2]
+    total = np.empty(1, gradient.dtype)
+    for i in range(first, last):
+        if i + _AHEAD < last:
+            prefetch_range(_address(values, shift, rows[i + _AHEAD], row_bytes), row_bytes)
+            prefetch(_address(sums, shift, rows[i + _AHEAD], gradient.itemsize))
+        value = carray(_pointer(_address(values, shift, rows[i], row_bytes), gradient), (width,))
+        held = carray(_pointer(_address(sums, shift, rows[i], gradient.itemsize), gradient), (1,))
+        # One after another: a sum in any other order would round otherwise.
+        total[0] = 0
+        for c in range(width):
+            g = gradient[i, c] if decay == 0 else gradient[i, c] + decay * value[c]
+            total[0] += g * g
+        total[0] /= width
+        held[0] += total[0]
+        total[0] = np.sqrt(held[0])
+        rate = total[0] + eps
+        for c in range(width):
+            g = gradient[i, c] if decay == 0 else gradient[i, c] + decay * value[c]
+            value[c] -= lr * (g / rate)
+
+
+@njit
+def _sgd(values: Ints, shift: int, rows: Ints, gradient: Floats, scalars: Floats, first: int, last: int) -> None:
+    """``scalars`` is (lr, decay) in the table's dtype."""
+    width = gradient.shape[1]
+    row_bytes = width * gradient.itemsize
+    lr, decay = scalars[0], scalars[1]
+    for i in range(first, last):
+        if i + _AHEAD < last:
+            prefetch_range(_address(values, shift, rows[i + _AHEAD], row_bytes), row_bytes)
+        value = carray(_pointer(_address(values, shift, rows[i], row_bytes), gradient), (width,))
+        for c in range(width):
+            g = gradient[i, c] if decay == 0 else gradient[i, c] + decay * value[c]
+            value[c] -= lr * g
 
 
 @njit
@@ -250,10 +323,12 @@ def _adam(
     first: int,
     last: int,
 ) -> None:
-    """``scalars`` is (1 - beta1, beta2, 1 - beta2, eps) in the table's dtype; the arithmetic of rows stays in it."""
+    """``scalars`` is (1 - beta1, beta2, 1 - beta2, eps, decay, 1 - lr * decoupled) in the table's dtype; the arithmetic
+    of rows stays in it."""
     width = gradient.shape[1]
     row_bytes = width * gradient.itemsize
     rest1, keep2, rest2, eps = scalars[0], scalars[1], scalars[2], scalars[3]
+    decay, kept = scalars[4], scalars[5]
     corrections = np.empty(2, gradient.dtype)
     for i in range(first, last):
         if i + _AHEAD < last:
@@ -271,18 +346,23 @@ def _adam(
         corrections[1] = np.sqrt(1.0 - _power(beta2, step[0]))
         rate, root = corrections[0], corrections[1]
         for c in range(width):
-            g = gradient[i, c]
+            g = gradient[i, c] if decay == 0 else gradient[i, c] + decay * value[c]
             m = mean[c] + rest1 * (g - mean[c])
             v = keep2 * square[c] + rest2 * (g * g)
             mean[c] = m
             square[c] = v
-            value[c] -= rate * (m / (np.sqrt(v) / root + eps))
+            value[c] = value[c] * kept - rate * (m / (np.sqrt(v) / root + eps))
 
 
 def find_keys(slots: Ints, wanted: Ints) -> Ints:
     rows = np.empty(len(wanted), np.int64)
     spread(lambda a, b: _find(slots, wanted, rows, a, b), even_bounds(len(wanted), _LINE))
     return rows
+
+
+def touch_rows(usage: Sequence[Ints], rows: Ints, step: int) -> None:
+    # In one thread: a row may be there more than once.
+    _touch(_addresses(usage), _shift(usage), rows, step)
 
 
 def start_rows(blocks: Sequence[Floats], first: int, keys: Ints, seed: int, scale: float) -> None:
@@ -310,11 +390,27 @@ def sum_groups(gradient: Floats, order: Ints, starts: Ints, out: Floats) -> int:
 
 
 def adagrad_rows(
-    values: Sequence[Floats], sums: Sequence[Floats], rows: Ints, gradient: Floats, lr: float, eps: float
+    values: Sequence[Floats], sums: Sequence[Floats], rows: Ints, gradient: Floats, lr: float, eps: float, decay: float
 ) -> None:
-    at, sums_at, shift, of = _addresses(values), _addresses(sums), _shift(values), gradient.dtype.type
+    at, sums_at, shift = _addresses(values), _addresses(sums), _shift(values)
+    scalars = np.array([lr, eps, decay], gradient.dtype)
     bounds = even_bounds(len(rows), 5 * _row_bytes(gradient))
-    spread(lambda a, b: _adagrad(at, sums_at, shift, rows, gradient, of(lr), of(eps), a, b), bounds)
+    spread(lambda a, b: _adagrad(at, sums_at, shift, rows, gradient, scalars, a, b), bounds)
+
+
+def rowwise_adagrad_rows(
+    values: Sequence[Floats], sums: Sequence[Floats], rows: Ints, gradient: Floats, lr: float, eps: float, decay: float
+) -> None:
+    at, sums_at, shift = _addresses(values), _addresses(sums), _shift(values)
+    scalars = np.array([lr, eps, decay], gradient.dtype)
+    bounds = even_bounds(len(rows), 3 * _row_bytes(gradient))
+    spread(lambda a, b: _rowwise_adagrad(at, sums_at, shift, rows, gradient, scalars, a, b), bounds)
+
+
+def sgd_rows(values: Sequence[Floats], rows: Ints, gradient: Floats, lr: float, decay: float) -> None:
+    at, shift, scalars = _addresses(values), _shift(values), np.array([lr, decay], gradient.dtype)
+    bounds = even_bounds(len(rows), 3 * _row_bytes(gradient))
+    spread(lambda a, b: _sgd(at, shift, rows, gradient, scalars, a, b), bounds)
 
 
 def adam_rows(
@@ -328,10 +424,12 @@ def adam_rows(
     beta1: float,
     beta2: float,
     eps: float,
+    decay: float,
+    decoupled: float,
 ) -> None:
     v, m, s, t = (_addresses(blocks) for blocks in (values, means, squares, steps))
     shift = _shift(values)
-    scalars = np.array([1 - beta1, beta2, 1 - beta2, eps], gradient.dtype)
+    scalars = np.array([1 - beta1, beta2, 1 - beta2, eps, decay, 1 - lr * decoupled], gradient.dtype)
     bounds = even_bounds(len(rows), 7 * _row_bytes(gradient))
     spread(lambda a, b: _adam(v, m, s, t, shift, rows, gradient, lr, beta1, beta2, scalars, a, b), bounds)
 

@@ -74,6 +74,31 @@ def place_keys(slots: Ints, keys: Ints) -> int:
     return -1
 
 
+def count_keys(cells: npt.NDArray[np.uint8], keys: Ints) -> npt.NDArray[np.uint8]:
+    """Count each key, one after another, in a sketch of two rows; (n,) its count after that, at most 255.
+
+    With w = mix64(key), the cells of a key are ``cells[0, w mod m]`` and ``cells[1, (w >> 32) mod m]``, m a power of
+    two; its count is the lesser, and counting raises the cells that hold no more than it.
+    """
+    out = np.empty(len(keys), np.uint8)
+    words = mix64_words(keys.view(np.uint64))
+    mask = np.uint64(cells.shape[1] - 1)
+    for i, (a, b) in enumerate(zip(words & mask, (words >> np.uint64(32)) & mask, strict=True)):
+        count = min(int(cells[0, a]), int(cells[1, b]))
+        count = min(count + 1, 255)
+        cells[0, a], cells[1, b] = max(cells[0, a], count), max(cells[1, b], count)
+        out[i] = count
+    return out
+
+
+def touch_rows(usage: Sequence[Ints], rows: Ints, step: int) -> None:
+    """Count the use of ``rows`` (n,), -1 of nobody, in ``step``: column 0 of ``usage`` is how often, column 1 when."""
+    distinct, counts = np.unique(rows[rows >= 0], return_counts=True)
+    if len(distinct):
+        held = _get(usage, distinct)
+        _put(usage, distinct, np.stack([held[:, 0] + counts, np.full(len(distinct), step)], axis=1))
+
+
 def start_rows(blocks: Sequence[Floats], first: int, keys: Ints, seed: int, scale: float) -> None:
     """Write the start of the rows ``first``, ``first + 1``, ..., whose keys are ``keys``.
 
@@ -131,18 +156,46 @@ def sum_groups(gradient: Floats, order: Ints, starts: Ints, out: Floats) -> int:
 
 
 def adagrad_rows(
-    values: Sequence[Floats], sums: Sequence[Floats], rows: Ints, gradient: Floats, lr: float, eps: float
+    values: Sequence[Floats], sums: Sequence[Floats], rows: Ints, gradient: Floats, lr: float, eps: float, decay: float
 ) -> None:
     """One step of Adagrad (Duchi, Hazan, Singer 2011) on distinct ``rows``, whose gradient is (d, width).
 
-    s += g^2; value -= lr * (g / (sqrt(s) + eps)).
+    g += decay * value; s += g^2; value -= lr * (g / (sqrt(s) + eps)).
     """
     if not len(rows):
         return
     of = gradient.dtype.type
+    gradient = _decayed(values, rows, gradient, decay)
     total = _get(sums, rows) + gradient * gradient
     _put(sums, rows, total)
     _put(values, rows, _get(values, rows) - of(lr) * (gradient / (np.sqrt(total) + of(eps))))
+
+
+def rowwise_adagrad_rows(
+    values: Sequence[Floats], sums: Sequence[Floats], rows: Ints, gradient: Floats, lr: float, eps: float, decay: float
+) -> None:
+    """One step of Adagrad with one sum a row (``sums`` of width 1), as FBGEMM's exact row-wise Adagrad.
+
+    g += decay * value; s += mean of g^2 over the row, added from its first element on; value -= lr * (g / (sqrt(s) +
+    eps)).
+    """
+    if not len(rows):
+        return
+    of = gradient.dtype.type
+    gradient = _decayed(values, rows, gradient, decay)
+    mean = np.zeros(len(rows), gradient.dtype)
+    for column in gradient.T:
+        mean = mean + column * column
+    total = _get(sums, rows) + (mean / of(gradient.shape[1]))[:, None]
+    _put(sums, rows, total)
+    _put(values, rows, _get(values, rows) - of(lr) * (gradient / (np.sqrt(total) + of(eps))))
+
+
+def sgd_rows(values: Sequence[Floats], rows: Ints, gradient: Floats, lr: float, decay: float) -> None:
+    """One step of gradient descent on distinct ``rows``: g += decay * value; value -= lr * g."""
+    if len(rows):
+        gradient = _decayed(values, rows, gradient, decay)
+        _put(values, rows, _get(values, rows) - gradient.dtype.type(lr) * gradient)
 
 
 def adam_rows(
@@ -156,15 +209,19 @@ def adam_rows(
     beta1: float,
     beta2: float,
     eps: float,
+    decay: float,
+    decoupled: float,
 ) -> None:
-    """One step of Adam (Kingma, Ba 2015, algorithm 1) on distinct ``rows``, each with a step count t of its own.
+    """One step of Adam (Kingma, Ba 2015, algorithm 1) on distinct ``rows``, each with a step count t of its own; with
+    ``decoupled`` that of AdamW (Loshchilov, Hutter 2019, algorithm 2).
 
-    t += 1; m += (1 - beta1) * (g - m); v = beta2 * v + (1 - beta2) * g^2;
-    value -= lr / (1 - beta1^t) * (m / (sqrt(v) / sqrt(1 - beta2^t) + eps)).
+    g += decay * value; t += 1; m += (1 - beta1) * (g - m); v = beta2 * v + (1 - beta2) * g^2;
+    value = value * (1 - lr * decoupled) - lr / (1 - beta1^t) * (m / (sqrt(v) / sqrt(1 - beta2^t) + eps)).
     """
     if not len(rows):
         return
     of = gradient.dtype.type
+    gradient = _decayed(values, rows, gradient, decay)
     count = _get(steps, rows) + 1
     _put(steps, rows, count)
     mean = _get(means, rows)
@@ -174,7 +231,12 @@ def adam_rows(
     _put(squares, rows, square)
     rate = (lr / (1 - _powers(beta1, count))).astype(gradient.dtype)
     root = np.sqrt(1 - _powers(beta2, count)).astype(gradient.dtype)
-    _put(values, rows, _get(values, rows) - rate * (mean / (np.sqrt(square) / root + of(eps))))
+    kept = _get(values, rows) * of(1 - lr * decoupled)
+    _put(values, rows, kept - rate * (mean / (np.sqrt(square) / root + of(eps))))
+
+
+def _decayed(values: Sequence[Floats], rows: Ints, gradient: Floats, decay: float) -> Floats:
+    return gradient if decay == 0 else gradient + gradient.dtype.type(decay) * _get(values, rows)
 
 
 def _home(keys: Ints, mask: int) -> Ints:

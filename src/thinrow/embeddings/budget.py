@@ -1,0 +1,149 @@
+"""Budget: how many rows a table may have, which keys get one, and which lose theirs.
+
+With ``Budget(max_rows=1000, min_count=2)`` a key gets a row when it is seen for the second time; when more than 950
+rows are taken, a step ends by removing those that were used longest ago until 900 are left. A key without a row reads
+as zeros and learns nothing; one that lost its row starts again from its first vector.
+
+A row is bound to be used or lost, so nothing here runs in evaluation or serving, where a table is only read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.errors import InputError
+from thinrow.core.wrap import mix64_words
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How rows were used, what a score is made of.
+
+    Attributes:
+        keys: (n,) int64.
+        counts: (n,) int64, how often the key was looked up in training, once a position; halved at evictions by count.
+        last: (n,) int64, the step in which it last was.
+        step: the step that ends now.
+    """
+
+    keys: Ints
+    counts: Ints
+    last: Ints
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Attributes:
+    max_rows: rows that the table never exceeds; or None, where ``max_bytes`` says it.
+    max_bytes: memory of vectors, optimizer state, usage and index together.
+    evict: which rows go when room is needed, those of the lowest score: ``lru``, the step of the last use; ``lfu``, the
+        count of uses, halved at each eviction so that old fame fades; or ``module:name`` of a function that gives the
+        scores (n,) for a ``Usage``. Ties are broken by a hash of the key.
+    max_age: rows that were not used in so many steps go as well; None for no such limit.
+    keep: share of the rows that stay when room is made. The rest is room for the keys of the next steps; those that
+        find none wait for the step after.
+    min_count: how often a key must be seen before it gets a row.
+    sketch_cells: counters of keys without a row, a byte each, in two rows; a power of two. A count is never too low,
+        and too high for few keys while there are fewer keys than cells (a count-min sketch with conservative update:
+        Estan and Varghese 2002; Cormode and Muthukrishnan 2005). They are halved after eight sightings a cell.
+    """
+
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    evict: str = "lru"
+    max_age: int | None = None
+    keep: float = 0.9
+    min_count: int = 1
+    sketch_cells: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if (self.max_rows is None) == (self.max_bytes is None):
+            raise InputError(f"budget: max_rows={self.max_rows}, max_bytes={self.max_bytes}; give one of the two")
+        for name in ("max_rows", "max_bytes", "max_age", "min_count"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"budget: {name}={value}; it must be 1 or more")
+        if not self.min_count < 256:
+            raise InputError(f"budget: min_count={self.min_count}; counters of a byte hold 255 at most")
+        if not 0 < self.keep < 1:
+            raise InputError(f"budget: keep={self.keep}; it must be above 0 and below 1")
+        if self.sketch_cells < 1 or self.sketch_cells & (self.sketch_cells - 1):
+            raise InputError(f"budget: sketch_cells={self.sketch_cells}; it must be a power of two")
+        if self.evict not in ("lru", "lfu") and self.evict.count(":") != 1:
+            raise InputError(f"budget: evict={self.evict!r}; it must be 'lru', 'lfu' or 'module:name' of a function")
+
+    def rows(self, row_bytes: int) -> int:
+        """Rows at most, of ``row_bytes`` each."""
+        return self.max_rows if self.max_rows is not None else max(1, int(self.max_bytes or 0) // row_bytes)
+
+    def too_many(self, n: int, most: int) -> int:
+        """How many of ``n`` rows must go, where there may be ``most``: none while half of the room is there."""
+        kept = max(1, int(most * self.keep))
+        return n - kept if n > (kept + most) // 2 else 0
+
+    def leaving(self, usage: Usage, count: int) -> npt.NDArray[np.bool_]:
+        """(n,) which rows go: the aged ones, and of the others those of the lowest scores, ``count`` in all at least.
+
+        Raises:
+            InputError: the function of one's own cannot be imported, or gives other than n numbers.
+        """
+        gone = np.zeros(len(usage.keys), np.bool_)
+        if self.max_age is not None:
+            gone = usage.step - usage.last >= self.max_age
+        count -= int(gone.sum())
+        if count <= 0:
+            return gone
+        others = np.flatnonzero(~gone)
+        scores = self._scores(usage)[others]
+        bound = np.partition(scores, count - 1)[count - 1]
+        below = scores < bound
+        gone[others[below]] = True
+        tied = others[scores == bound]
+        order = np.argsort(mix64_words(usage.keys[tied].view(np.uint64)), kind="stable")
+        gone[tied[order[: count - int(below.sum())]]] = True
+        return gone
+
+    def _scores(self, usage: Usage) -> npt.NDArray[Any]:
+        if self.evict == "lru":
+            return usage.last
+        if self.evict == "lfu":
+            return usage.counts
+        scores = np.asarray(_function(self.evict)(usage))
+        if scores.shape != usage.keys.shape or scores.dtype.kind not in "iuf" or np.isnan(scores).any():
+            raise InputError(
+                f"budget: {self.evict} gave {scores.dtype} of shape {scores.shape}; it must give "
+                f"{len(usage.keys)} numbers, none of them NaN"
+            )
+        return scores
+
+    def to_bytes(self) -> npt.NDArray[np.uint8]:
+        """As it is saved with a table."""
+        return np.frombuffer(json.dumps(dataclasses.asdict(self), sort_keys=True).encode(), np.uint8)
+
+    @classmethod
+    def from_bytes(cls, saved: npt.NDArray[np.uint8]) -> Budget:
+        """Reverse of ``to_bytes``. Raises InputError on anything else."""
+        try:
+            return cls(**json.loads(saved.tobytes()))
+        except (TypeError, ValueError) as e:
+            raise InputError(f"the state's budget is none ({e}); pass DynamicTable.state()") from e
+
+
+def _function(path: str) -> Callable[[Usage], npt.NDArray[Any]]:
+    module, name = path.split(":")
+    try:
+        found: Callable[[Usage], npt.NDArray[Any]] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as e:
+        raise InputError(f"budget: evict={path!r} cannot be imported ({e}); install the module that has it") from e
+    return found
