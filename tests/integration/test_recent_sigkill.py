@@ -73,8 +73,12 @@ def work(path, start, acknowledged):
     out = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     # A small map, so that some kills meet its growth.
     tier = LmdbRecent(path, SCHEMA, map_size=1 << 18)
-    # Imports on first use would fill the time until the kill.
-    apply_to_tier(MemoryRecent(SCHEMA), operation(0, ModelTier()))
+    # What is imported and loaded on first use would fill the time until the kill.
+    warm, idle = MemoryRecent(SCHEMA), ModelTier()
+    for i in range(8):
+        op = operation(i, idle)
+        apply_to_tier(warm, op)
+        apply_to_model(idle, op)
     print("ready", flush=True)
     for i in range(start, start + 100_000):
         op = operation(i, model)
