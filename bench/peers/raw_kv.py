@@ -9,6 +9,7 @@ packed with ``struct``, numbered from a counter a user, skipped where its id is 
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -115,28 +116,47 @@ class RowsLmdb:
         self._env.close()
 
 
+#: Of KEYS counter, list, ids: how many ids, then the ids, then the rows. Each row whose id is new gets the next number.
+_ROWS = """
+local n, number = tonumber(ARGV[1]), tonumber(redis.call('GET', KEYS[1]) or '0')
+local first = number
+if n == 0 then
+  number = redis.call('INCRBY', KEYS[1], #ARGV - 1)
+  redis.call('RPUSH', KEYS[2], unpack(ARGV, 2))
+else
+  local rows = {}
+  for i = 1, n do
+    if redis.call('HSETNX', KEYS[3], ARGV[1 + i], number + 1) == 1 then
+      number = number + 1
+      rows[#rows + 1] = ARGV[1 + n + i]
+    end
+  end
+  if number > first then
+    redis.call('RPUSH', KEYS[2], unpack(rows))
+    redis.call('SET', KEYS[1], number)
+  end
+end
+return number
+"""
+_ROWS_SHA = hashlib.sha1(_ROWS.encode()).hexdigest().encode()
+
+
 class RowsRedis:
-    """A pipeline a call that asks for ids and another that counts, pushes each event, and keeps the ids."""
+    """One script a user, all in one pipeline a call: it numbers each row whose id is new, keeps the number under the
+    id, pushes the rows and counts them, all of a user or nothing. Where no row has an id it counts and pushes."""
 
     def __init__(self, port: int) -> None:
-        self._link = RedisLink(RedisLocation("127.0.0.1", port))
+        self._link = RedisLink(RedisLocation("127.0.0.1", port), [_ROWS])
+        self._link.read([pack(b"SCRIPT", b"LOAD", _ROWS.encode())])
 
-    def write(self, call: Call) -> None:
-        """One call."""
-        users = list(by_user(call))
-        asked = [
-            pack(b"HMGET", b"{rows:%d}:i" % u, *[b"%d" % i for i in ids]) for u, _, ids in users if ids is not None
-        ]
-        known = self._link.read(asked) if asked else [None] * len(users)
+    def write(self, call: Call) -> list[int]:
+        """One call; the last number of each user."""
         commands = []
-        for (user, rows, ids), held in zip(users, known, strict=True):
-            new = range(len(rows)) if held is None else [i for i, h in enumerate(held) if h is None]
-            commands.append(pack(b"INCRBY", b"{rows:%d}:u" % user, b"%d" % len(new)))
-            commands.append(pack(b"RPUSH", b"{rows:%d}" % user, *[rows[i] for i in new]))
-            if ids is not None:
-                pairs = [part for i in new for part in (b"%d" % ids[i], b"1")]
-                commands.append(pack(b"HSET", b"{rows:%d}:i" % user, *pairs))
-        self._link.read(commands)
+        for user, rows, ids in by_user(call):
+            names = [b"%d" % i for i in ids or ()]
+            keys = b"{rows:%d}:u" % user, b"{rows:%d}" % user, b"{rows:%d}:i" % user
+            commands.append(pack(b"EVALSHA", _ROWS_SHA, b"3", *keys, b"%d" % len(names), *names, *rows))
+        return self._link.read(commands)
 
     def close(self) -> None:
         """Close all connections."""

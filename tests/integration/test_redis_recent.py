@@ -4,7 +4,9 @@ servers, lost answers, erased files."""
 import contextlib
 import itertools
 import os
+import shutil
 import signal
+import subprocess
 import threading
 import time
 
@@ -13,10 +15,11 @@ import pytest
 
 from thinrow.core.errors import InputError, MissingExtraError, Overloaded, StoreError, StoreExists, Unacknowledged
 from thinrow.core.units import EPOCH_BITS
-from thinrow.history.recent import redis_transaction
+from thinrow.history.recent import redis_guess, redis_transaction
 from thinrow.history.recent.epochs import claim_epoch
 from thinrow.history.recent.redis import RedisRecent
-from thinrow.history.recent.redis_link import RedisLink, RedisLocation
+from thinrow.history.recent.redis_link import Elsewhere, RedisLink, RedisLocation
+from thinrow.history.recent.redis_scripts import APPEND, GUESS, SHA, WRITE
 from thinrow.storage.objects import LocalObjects
 from thinrow.testing.recent_model import append_rows, contract_schema, listed, read, state_of, values_of
 from thinrow.testing.redis_server import RedisServer
@@ -25,7 +28,7 @@ from thinrow.testing.servers import needs_redis
 pytestmark = needs_redis
 SCHEMA = contract_schema()
 EPOCH = 1 << EPOCH_BITS
-WRITES = (redis_transaction.APPEND, redis_transaction.WRITE)
+WRITES = (APPEND, WRITE, GUESS)
 
 
 @pytest.fixture
@@ -240,14 +243,14 @@ def test_a_server_that_is_full_half_way_says_whose_rows_are_there(server, tmp_pa
     tier = opened(server, tmp_path)
     pipeline = RedisLink.pipeline
 
-    def full_for_the_second(link, commands):
+    def full_for_the_second(link, commands, under=""):
         if len(commands) == 2 and b"EVALSHA" in commands[0] and not armed:
             armed.append(1)
             first, _ = pipeline(link, commands[:1])
             server.ask("CONFIG", "SET", "maxmemory", "1")
             second, lost = pipeline(link, commands[1:])
             return first + second, lost
-        return pipeline(link, commands)
+        return pipeline(link, commands, under)
 
     armed = []
     monkeypatch.setattr(RedisLink, "pipeline", full_for_the_second)
@@ -283,13 +286,13 @@ def lose_answer(monkeypatch, after, meanwhile=lambda: None):
     """The next write is done, or only its first ``after`` commands, and no answer comes."""
     pipeline, lost = RedisLink.pipeline, []
 
-    def once(link, commands):
-        if not lost and any(redis_transaction._SHA[s] in c for c in commands for s in WRITES):
+    def once(link, commands, under=""):
+        if not lost and any(SHA[s] in c for c in commands for s in WRITES):
             lost.append(1)
             pipeline(link, commands[:after])
             meanwhile()
             return [], ConnectionResetError("the answer is lost")
-        return pipeline(link, commands)
+        return pipeline(link, commands, under)
 
     monkeypatch.setattr(RedisLink, "pipeline", once)
 
@@ -388,3 +391,107 @@ def test_files_of_the_server_hold_nothing_of_the_erased(tmp_path):
         with pytest.raises(StoreError, match="run BGREWRITEAOF there, then thinrow erase --resume"):
             tier.erase(np.array(["stays"], object), *bounds, np.array([True]))
         tier.close()
+
+
+# --- guesses -----------------------------------------------------------------------------------------------------
+
+
+def trips(monkeypatch):
+    """Counts the pipelines that are sent, but for those whose connection was not the one that a guess needs."""
+    sent, pipeline = [], RedisLink.pipeline
+
+    def counted(link, commands, under=""):
+        found = pipeline(link, commands, under)
+        if not isinstance(found[1], Elsewhere):
+            sent.append(commands)
+        return found
+
+    monkeypatch.setattr(RedisLink, "pipeline", counted)
+    return sent
+
+
+def test_a_right_guess_takes_one_round_trip_and_a_wrong_one_two(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(redis_transaction, "_STALE_S", 60.0)
+    tier, other = opened(server, tmp_path), opened(server, tmp_path)
+    append_rows(tier, rows([9]))
+    sent = trips(monkeypatch)
+    assert append_rows(tier, rows([1, 2], 2)).arrivals.tolist() == [1, 2, 1, 2]
+    assert append_rows(tier, rows([1, 2], 1, start=5)).arrivals.tolist() == [3, 3]
+    assert len(sent) == 2
+    append_rows(other, rows([1, 3], 1, start=7))
+    del sent[:]
+    assert append_rows(tier, rows([1, 2, 3], 1, start=8)).arrivals.tolist() == [5, 4, 2]
+    assert len(sent) == 2
+    del sent[:]
+    # Most of it was wrong: the next calls read first.
+    assert append_rows(tier, rows([1], 1, start=9)).arrivals.tolist() == [6]
+    assert len(sent) == 2
+    assert len(sent[0]) == 4
+    for user in (1, 2, 3):
+        assert [e[0] for e in listed(read(tier, [user]))[user]] == list(range(1, {1: 6, 2: 4, 3: 2}[user] + 1))
+
+
+def test_ids_that_are_there_make_a_guess_wrong_and_are_duplicates(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(redis_transaction, "_STALE_S", 60.0)
+    tier = opened(server, tmp_path)
+    append_rows(tier, rows([1], 4))
+    sent = trips(monkeypatch)
+    again = append_rows(tier, rows([1], 4, start=2))
+    assert again.arrivals.tolist() == [3, 4, 5, 6]
+    assert again.duplicate.tolist() == [True, True, False, False]
+    assert len(sent) == 2
+
+
+def test_nothing_is_guessed_of_a_server_that_was_emptied_or_met_long_ago(server, tmp_path, monkeypatch):
+    tier = opened(server, tmp_path)
+    assert numbers(tier) == [1]
+    # At once, so that the server was met just before.
+    monkeypatch.setattr(redis_transaction, "_STALE_S", 60.0)
+    server.ask("FLUSHALL")
+    with pytest.warns(RuntimeWarning, match="has lost the recent tier"):
+        assert numbers(tier, 2) == [EPOCH + 1]
+    server.kill()
+    server.start()
+    assert numbers(tier, 3) == [2 * EPOCH + 1], "another connection"
+    monkeypatch.setattr(redis_transaction, "_STALE_S", 0.0)
+    sent = trips(monkeypatch)
+    assert numbers(tier, 2) == [2 * EPOCH + 1]
+    assert not any(SHA[GUESS] in c for commands in sent for c in commands)
+
+
+def test_a_call_too_large_for_one_script_is_not_guessed(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(redis_transaction, "_STALE_S", 60.0)
+    tier = opened(server, tmp_path)
+    append_rows(tier, rows([1]))
+    assert append_rows(tier, rows([2], 2_500)).arrivals.tolist() == list(range(1, 2_501))
+    assert append_rows(tier, rows([2], 3, start=2_499)).arrivals.tolist() == [2_500, 2_501, 2_502]
+
+
+def test_records_that_are_remembered_are_bounded(monkeypatch):
+    monkeypatch.setattr(redis_guess, "_MOST_USERS", 2)
+    known = redis_guess.Remembered(True)
+    known.keep({b"a": b"1", b"b": b"2", b"c": b"3"}, ())
+    assert known.records == {b"b": b"2", b"c": b"3"}
+    known.keep({b"b": b"4"}, [b"x"])
+    known.keep({b"d": b"5"}, ())
+    assert known.records == {b"b": b"4", b"d": b"5"}
+    known.keep({b"d": b""}, [b"b"])
+    assert known.records == {}
+
+
+# --- clusters ----------------------------------------------------------------------------------------------------
+
+
+def test_one_master_of_many_is_refused_with_the_remedy(tmp_path):
+    if shutil.which("redis-cli") is None:
+        pytest.skip("redis-cli is not installed")
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(RedisServer("--cluster-enabled", "yes")) for _ in range(3)]
+        nodes = [f"127.0.0.1:{s.port}" for s in servers]
+        subprocess.run(["redis-cli", "--cluster", "create", *nodes, "--cluster-yes"], check=True, capture_output=True)
+        for server in servers:
+            until = time.monotonic() + 20
+            while b"cluster_size:3" not in server.ask("CLUSTER", "INFO") and time.monotonic() < until:
+                time.sleep(0.05)
+            with pytest.raises(StoreError, match=r"is one of 3 masters of a cluster.*in no cluster"):
+                opened(server, tmp_path)

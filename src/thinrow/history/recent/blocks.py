@@ -50,10 +50,19 @@ class Reading(Protocol):
     """A view that is consistent for each user, and over users where the tier is ``atomic_over_users``."""
 
     def fetch(
-        self, users: Sequence[bytes], ids: Sequence[bytes] = (), *, blocks: bool = False, through: Sequence[int] = ()
+        self,
+        users: Sequence[bytes],
+        ids: Sequence[bytes] = (),
+        *,
+        blocks: bool = False,
+        through: Sequence[int] = (),
+        new: bool = False,
     ) -> None:
         """Told what is about to be asked for, in one go: counters of ``users``, ``ids``, all ``blocks`` of the users,
-        or what ``pop_blocks`` up to ``through[u]`` gives. Where asking takes no time it need do nothing."""
+        or what ``pop_blocks`` up to ``through[u]`` gives. Where asking takes no time it need do nothing.
+
+        ``new``: rows with these ids are about to be added, so that a tier may guess what is there until it writes.
+        """
         ...
 
     def pairs(self, name: Pairs, keys: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -224,7 +233,10 @@ class BlockTier(ABC):
 
     def _append(self, txn: Writing, schema: EventSchema, batch: Batch, resolve: Resolve | None) -> AppendResult:
         grouped, n = batch.grouped, len(batch)
-        txn.fetch(grouped.keys, batch.id_keys + batch.target_keys if batch.target_keys else batch.id_keys)
+        if batch.target_keys:
+            txn.fetch(grouped.keys, batch.id_keys + batch.target_keys)
+        else:
+            txn.fetch(grouped.keys, batch.id_keys, new=True)
         known = self._known(txn, batch)
         fresh = Fresh(batch) if known is None else Fresh.of_new(batch, known == 0)
         numbered = self._numbered(txn, schema, batch, fresh, None)

@@ -400,7 +400,13 @@ class _Transaction:
         return len(into_keys) - n
 
     def fetch(
-        self, users: Sequence[bytes], ids: Sequence[bytes] = (), *, blocks: bool = False, through: Sequence[int] = ()
+        self,
+        users: Sequence[bytes],
+        ids: Sequence[bytes] = (),
+        *,
+        blocks: bool = False,
+        through: Sequence[int] = (),
+        new: bool = False,
     ) -> None:
         pass
 

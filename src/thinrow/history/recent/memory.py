@@ -89,7 +89,13 @@ class _Tables:
         return len(found)
 
     def fetch(
-        self, users: Sequence[bytes], ids: Sequence[bytes] = (), *, blocks: bool = False, through: Sequence[int] = ()
+        self,
+        users: Sequence[bytes],
+        ids: Sequence[bytes] = (),
+        *,
+        blocks: bool = False,
+        through: Sequence[int] = (),
+        new: bool = False,
     ) -> None:
         pass
 

@@ -38,20 +38,11 @@ from thinrow.core.errors import (
 from thinrow.core.users import Users, as_users
 from thinrow.history.recent.blocks import BlockTier, Reading, Writing, check_evolution
 from thinrow.history.recent.keys import is_sealed, seal, user_keys, users_of_keys
-from thinrow.history.recent.redis_link import Patience, RedisLink, RedisLocation, pack
+from thinrow.history.recent.redis_guess import Remembered, Standing
+from thinrow.history.recent.redis_link import REPLICATION, Patience, RedisLink, RedisLocation, pack, reign_of
+from thinrow.history.recent.redis_scripts import BEGIN, RAISE, SCRIPTS, call_of
 from thinrow.history.recent.redis_stored import parts_on_server
-from thinrow.history.recent.redis_transaction import (
-    BEGIN,
-    RAISE,
-    SCRIPTS,
-    Moved,
-    RedisKeys,
-    RedisTransaction,
-    TooFewReplicas,
-    Torn,
-    call_of,
-    reign_of,
-)
+from thinrow.history.recent.redis_transaction import Moved, RedisKeys, RedisTransaction, TooFewReplicas, Torn
 from thinrow.history.recent.rows import FORMAT
 from thinrow.history.recent.stored import Stored
 from thinrow.history.recent.tier import Advance, AppendResult, Resolve
@@ -110,9 +101,9 @@ class RedisRecent(BlockTier):
         self._reigns: set[str] = set()
         self._lock = threading.RLock()
         try:
-            check_server(self._link)
+            self.remembered = Remembered(not check_server(self._link))
             asked = pack(b"HMGET", self._keys.meta, b"tier", _RESTORING, _RESTORED)
-            meta, info = self._link.read([asked, pack(b"INFO", b"replication")])
+            meta, info = self._link.read([asked, REPLICATION])
             if restoring and restoring in meta[1:]:
                 self._wipe()
                 meta = [None]
@@ -277,10 +268,11 @@ class RedisRecent(BlockTier):
 
     # --- what a transaction asks for ---------------------------------------------------------------------------
 
-    def settle(self, meta: Sequence[Any], reign: str | None = None) -> None:
+    def settle(self, meta: Sequence[Any], reign: str | None = None, at: float = 0.0) -> None:
         """See ``redis_transaction.Server``."""
         tier, floor = meta
         if tier is None:
+            self.remembered.met(None)
             warnings.warn(
                 f"Redis at {self.location.server} has lost the recent tier {self.location.name!r}, and with it what "
                 "was not compacted; append that again from its source",
@@ -294,6 +286,8 @@ class RedisRecent(BlockTier):
             self._enter(reign)
         if floor is not None:
             self._floor = max(self._floor, int(floor))
+            if reign is not None and tier is not None and self._floor == int(floor):
+                self.remembered.met(Standing(reign, tier, floor, at))
 
     def begin_above(self, number: int) -> None:
         """See ``redis_transaction.Server``."""
@@ -363,12 +357,26 @@ class RedisRecent(BlockTier):
         return self._link
 
 
-def check_server(link: RedisLink) -> None:
-    """Hold a server's settings to what its location promises.
+def check_server(link: RedisLink) -> bool:
+    """Hold a server's settings to what its location promises; whether it is a cluster's.
 
     Raises:
-        StoreError: it may drop events, or does not keep them as durably as was asked; names the command that helps.
+        StoreError: it may drop events, or does not keep them as durably as was asked; names the command that helps. Or
+            it has only a part of a cluster's keys.
     """
+    clustered = fields_of(link.ask(b"INFO", b"cluster")).get("cluster_enabled") == "1"
+    if clustered:
+        masters = int(fields_of(link.ask(b"CLUSTER", b"INFO")).get("cluster_size", "0"))
+        if masters > 1:
+            raise StoreError(
+                f"Redis at {link.location.server} is one of {masters} masters of a cluster and has a part of the keys; "
+                "name a server that is in no cluster (with replicas, if it may fail), or a proxy before the cluster"
+            )
+    _check_durability(link)
+    return clustered
+
+
+def _check_durability(link: RedisLink) -> None:
     location = link.location
     info, patience = _memory_and_files(link), Patience(location)
     while info.get("loading") == "1":

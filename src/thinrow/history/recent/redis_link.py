@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +114,20 @@ class RedisLocation:
         return f"{self.host}:{self.port}"
 
 
+#: What ``reign_of`` reads.
+REPLICATION = b"*2\r\n$4\r\nINFO\r\n$11\r\nreplication\r\n"
+
+
+def reign_of(replication: bytes) -> str:
+    """What is the same for as long as one server is master without a break: its replication id."""
+    at = replication.index(b"master_replid:") + len(b"master_replid:")
+    return replication[at : at + 40].decode()
+
+
+class Elsewhere(Exception):
+    """The connection is none on which the reign was seen; nothing was sent."""
+
+
 def pack(*arguments: bytes) -> bytes:
     """A command as RESP bytes."""
     return b"*%d\r\n" % len(arguments) + b"".join([b"$%d\r\n%b\r\n" % (len(a), a) for a in arguments])
@@ -138,6 +153,8 @@ class RedisLink:
         self._no_connection = (*self._lost, redis.ResponseError)
         self._unknown_script = redis.exceptions.NoScriptError
         kind = redis.SSLConnection if location.tls else redis.Connection
+        #: Connection -> its socket, and the reign of the server behind that.
+        self._met: weakref.WeakKeyDictionary[Any, tuple[object, str]] = weakref.WeakKeyDictionary()
         self._pool = redis.ConnectionPool(
             connection_class=kind,
             host=location.host,
@@ -155,19 +172,27 @@ class RedisLink:
         """Close all connections."""
         self._pool.disconnect()
 
-    def pipeline(self, commands: Sequence[bytes]) -> tuple[list[Any], Exception | None]:
-        """Replies in order; fewer, and why, where the connection was lost: the server may have done the rest too."""
+    def pipeline(self, commands: Sequence[bytes], under: str = "") -> tuple[list[Any], Exception | None]:
+        """Replies in order; fewer, and why, where the connection was lost: the server may have done the rest too.
+
+        ``under``: a reign; where it is not the one that this very connection met, ``Elsewhere``. A server that was
+        restarted, or another one, is not reached by the same connection.
+        """
         replies: list[Any] = []
         try:
             connection: Any = self._pool.get_connection()
         except self._no_connection as e:
             return replies, e
         try:
+            if under and self._met.get(connection) != (connection._sock, under):
+                return replies, Elsewhere()
             for part in _parts(commands):
                 connection.send_packed_command([b"".join(part)], check_health=False)
                 # Errors are returned by the parser; the connection's own method would raise each, at twice the time.
                 read = connection._parser.read_response
                 replies += [read(disable_decoding=True) for _ in part]
+            if commands and commands[-1] is REPLICATION and isinstance(replies[-1], bytes):
+                self._met[connection] = connection._sock, reign_of(replies[-1])
         except self._lost as e:
             connection.disconnect()
             return replies, e

@@ -16,7 +16,6 @@ The second script finds another record, writes nothing, and its process reads co
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import time
 from bisect import bisect_right
@@ -27,120 +26,24 @@ from typing import Any, Protocol
 from thinrow.core.errors import StoreError
 from thinrow.core.users import UserKind
 from thinrow.history.recent.keys import PAIR_DTYPE, users_of_keys
-from thinrow.history.recent.redis_link import RedisLink, pack
+from thinrow.history.recent.redis_guess import Remembered, Standing
+from thinrow.history.recent.redis_link import REPLICATION, Elsewhere, RedisLink, pack, reign_of
+from thinrow.history.recent.redis_scripts import ADVANCE, APPEND, BEGINNING, GUESS, SHA, WRITE, call_of
 
 _PAIR = PAIR_DTYPE.itemsize
 _TOKEN = 8
 _SCAN_COUNT = b"2000"
 #: What was read so long ago may be of a server that has been replaced since.
 _STALE_S = 0.2
-
-#: Of KEYS list and ids: the record's last token ("" where there is no record), the new pair ("" forgets the user), the
-#: call's token, blocks to drop from the front, how many blocks follow, how many of these go to the front, how many
-#: fields of ids are dropped; then blocks, dropped fields, new pairs. 1 where it was done, 2 where it had been, 0 where
-#: the record is another. What frees memory comes first: a full server lets a script go on that has begun to write.
-WRITE = """
-local list, ids = KEYS[1], KEYS[2]
-local now = redis.call('LINDEX', list, 0) or ''
-if string.sub(now, -8) ~= ARGV[1] then return string.find(now, ARGV[3], 21, true) and 2 or 0 end
-local record = ARGV[2] .. (now == '' and string.rep('\\0', 24) or string.sub(now, 29)) .. ARGV[3]
-local drop, blocks, front, gone = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local function each(first, last, call)
-  for a = first, last, 4000 do call(unpack(ARGV, a, math.min(a + 3999, last))) end
-end
-local at = 8 + blocks
-each(at, at + gone - 1, function(...) redis.call('HDEL', ids, ...) end)
-if ARGV[2] == '' then
-  redis.call('DEL', list)
-elseif drop > 0 then
-  redis.call('LTRIM', list, drop + 1, -1)
-  each(8, 7 + front, function(...) redis.call('LPUSH', list, ...) end)
-  redis.call('LPUSH', list, record)
-elseif now == '' then
-  redis.call('RPUSH', list, record)
-else
-  redis.call('LSET', list, 0, record)
-end
-each(8 + front, 7 + blocks, function(...) redis.call('RPUSH', list, ...) end)
-each(at + gone, #ARGV, function(...) redis.call('HSET', ids, ...) end)
-return 1
-"""
-
-#: ``WRITE`` of blocks alone, which is most of what is written. Of KEYS list: last token, new pair, token, blocks.
-APPEND = """
-local list = KEYS[1]
-local now = redis.call('LINDEX', list, 0) or ''
-if string.sub(now, -8) ~= ARGV[1] then return string.find(now, ARGV[3], 21, true) and 2 or 0 end
-if now == '' then
-  redis.call('RPUSH', list, ARGV[2] .. string.rep('\\0', 24) .. ARGV[3], ARGV[4])
-else
-  redis.call('LSET', list, 0, ARGV[2] .. string.sub(now, 29) .. ARGV[3])
-  redis.call('RPUSH', list, ARGV[4])
-end
-for i = 5, #ARGV do redis.call('RPUSH', list, ARGV[i]) end
-return 1
-"""
-
-#: Of KEYS list: through as 8 bytes. The record, how many blocks begin at it or before, and the last of these.
-BEGINNING = """
-local function above(a, b)
-  for i = 1, 8 do
-    local x, y = string.byte(a, i), string.byte(b, i)
-    if x ~= y then return x > y end
-  end
-  return false
-end
-local low, high = 0, redis.call('LLEN', KEYS[1]) - 1
-local last = ''
-while low < high do
-  local middle = math.ceil((low + high) / 2)
-  local block = redis.call('LINDEX', KEYS[1], middle)
-  if above(block, ARGV[1]) then high = middle - 1 else low, last = middle, block end
-end
-return {redis.call('LINDEX', KEYS[1], 0), math.max(low, 0), last}
-"""
-
-#: Of KEYS hash: pairs of a field and what it must hold ("" for nothing) and then holds. 1, or 0 where one does not.
-ADVANCE = """
-for i = 1, #ARGV, 3 do
-  if (redis.call('HGET', KEYS[1], ARGV[i]) or '') ~= ARGV[i + 1] then
-    return redis.call('HGET', KEYS[1], ARGV[i]) == ARGV[i + 2] and 2 or 0
-  end
-end
-for i = 1, #ARGV, 3 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 2]) end
-return 1
-"""
-#: Of KEYS meta: a floor in decimal digits, and a field to set or "". The larger of this floor and the one held.
-RAISE = """
-local held = redis.call('HGET', KEYS[1], 'floor') or '0'
-if #ARGV[1] > #held or (#ARGV[1] == #held and ARGV[1] > held) then
-  held = ARGV[1]
-  redis.call('HSET', KEYS[1], 'floor', held)
-end
-if ARGV[2] ~= '' then redis.call('HSET', KEYS[1], ARGV[2], '1') end
-return held
-"""
-
-#: Of KEYS meta: fields and values of a new tier. 1, or 0 where there is one.
-BEGIN = """
-if redis.call('HEXISTS', KEYS[1], 'tier') == 1 then return 0 end
-redis.call('HSET', KEYS[1], unpack(ARGV))
-return 1
-"""
-SCRIPTS = (APPEND, WRITE, BEGINNING, ADVANCE, RAISE, BEGIN)
-_SHA = {script: hashlib.sha1(script.encode()).hexdigest().encode() for script in SCRIPTS}
-
+#: Ids or blocks of a user that a guess may have: a script takes 8,000 arguments at once.
+_MOST_GUESSED = 2_000
 
 _CALL_APPEND = (
-    b"*%%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n" % _SHA[APPEND]
+    b"*%%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n" % SHA[APPEND]
     + b"$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$8\r\n%b\r\n"
 )
+_CALL_GUESS = b"*%%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n3\r\n" % SHA[GUESS]
 _RECORD = b"*3\r\n$6\r\nLINDEX\r\n$%d\r\n%b\r\n$1\r\n0\r\n"
-
-
-def call_of(script: str, keys: Sequence[bytes], *arguments: bytes) -> bytes:
-    """The command that runs one of ``SCRIPTS``."""
-    return pack(b"EVALSHA", _SHA[script], b"%d" % len(keys), *keys, *arguments)
 
 
 class RedisKeys:
@@ -195,8 +98,10 @@ class View:
         listed: the blocks, where they were read: elements of the list.
         begun: how many blocks begin at or before a trim, and the last of them.
         ids: new ones, each with its pair, packed.
+        names: the ids of these.
         pair: the new one; empty forgets the user.
         floor: no number up to it (inclusive) is given to the user.
+        guessed: whether the record is none that was read in this call, and its ids are taken for new.
         done: whether it is written.
         sent: whether it may be.
     """
@@ -210,32 +115,39 @@ class View:
     front: list[bytes] = field(default_factory=list)
     blocks: list[bytes] = field(default_factory=list)
     ids: list[bytes] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
     dropped_ids: list[bytes] = field(default_factory=list)
     floor: int = 0
+    guessed: bool = False
     done: bool = False
     sent: bool = False
 
     def unread(self) -> None:
         """Forget what was read, but not that it may be written."""
-        self.record, self.listed, self.begun = None, None, None
+        self.record, self.listed, self.begun, self.guessed = None, None, None, False
 
     def unwritten(self) -> None:
         """Forget what was to be written."""
         self.pair, self.drop = None, 0
-        self.front, self.blocks, self.ids, self.dropped_ids = [], [], [], []
+        self.front, self.blocks, self.ids, self.names, self.dropped_ids = [], [], [], [], []
 
 
 class Server(Protocol):
     """What a call asks of the tier."""
 
     @property
+    def remembered(self) -> Remembered:
+        """What it knows of users that it has written."""
+        ...
+
+    @property
     def floor(self) -> int:
         """The number up to which none is given."""
         ...
 
-    def settle(self, meta: Sequence[Any], reign: str | None = None) -> None:
-        """Look at the state of the server; where numbers are about to be given, by the server of that reign, see that
-        they begin above all that were given before."""
+    def settle(self, meta: Sequence[Any], reign: str | None = None, at: float = 0.0) -> None:
+        """Look at the state of the server, asked for at ``at``; where numbers are about to be given, by the server of
+        that reign, see that they begin above all that were given before."""
         ...
 
     def begin_above(self, number: int) -> None:
@@ -263,23 +175,40 @@ class RedisTransaction:
         self._advances: list[tuple[bytes, bytes]] = []
         self._reign, self._read_at = "", 0.0
         self._reading = [pack(b"HMGET", keys.meta, b"tier", b"floor")]
-        self._numbering = [*self._reading, pack(b"INFO", b"replication")]
+        self._numbering = [*self._reading, REPLICATION]
+        #: What a wrong guess was told instead, by user: the record, and pairs of ids.
+        self._told: dict[bytes, tuple[bytes, dict[bytes, bytes]]] = {}
+        self._guesses = True
+        self._under: Standing | None = None
 
     # --- reading -----------------------------------------------------------------------------------------------
 
     def fetch(
-        self, users: Sequence[bytes], ids: Sequence[bytes] = (), *, blocks: bool = False, through: Sequence[int] = ()
+        self,
+        users: Sequence[bytes],
+        ids: Sequence[bytes] = (),
+        *,
+        blocks: bool = False,
+        through: Sequence[int] = (),
+        new: bool = False,
     ) -> None:
-        """Read what the call is about to ask for, in one round trip."""
+        """Read what the call is about to ask for, in one round trip; or guess it."""
+        if new and self._guess(users, ids):
+            return
         wanted = self._keys.by_user(k for k in ids if k not in self._ids) if ids else {}
-        new = [user for user in users if user not in self.views]
-        if new:
-            self.views.update(zip(new, map(View, self._keys.users(new)), strict=True))
+        unmet = [user for user in users if user not in self.views]
+        if unmet:
+            self.views.update(zip(unmet, map(View, self._keys.users(unmet)), strict=True))
         commands: list[bytes] = []
         takers: list[tuple[View, Callable[..., None], list[bytes]]] = []
         for i, user in enumerate(users):
             view = self.views[user]
             if view.done:
+                continue
+            told = self._told.pop(user, None)
+            if told is not None:
+                view.record, view.floor = told[0], self._server.floor
+                self._ids.update(told[1])
                 continue
             if through:
                 commands.append(call_of(BEGINNING, [view.key], through[i].to_bytes(8, "big")))
@@ -297,7 +226,10 @@ class RedisTransaction:
                     + b"".join([b"$%d\r\n%b\r\n" % (len(n) - at, n[at:]) for n in names])
                 )
                 takers.append((view, self._take_ids, names))
+        if new and not commands:
+            return
         # Who gives no numbers need not know which server gives them, nor begin an epoch.
+        since = time.monotonic()
         commands += self._reading if blocks else self._numbering
         replies = self._link.read(commands)
         for (view, take, names), reply in zip(takers, replies, strict=False):
@@ -305,10 +237,26 @@ class RedisTransaction:
         if blocks:
             self._server.settle(replies[-1])
         else:
-            self._server.settle(replies[-2], reign_of(replies[-1]))
-            self._reign, self._read_at = reign_of(replies[-1]), time.monotonic()
+            self._reign, self._read_at = reign_of(replies[-1]), since
+            self._server.settle(replies[-2], self._reign, since)
         for view, _, _ in takers:
             view.floor = self._server.floor
+
+    def _guess(self, users: Sequence[bytes], ids: Sequence[bytes]) -> bool:
+        """Take users for what this process left them as, or for unknown, and their ids for new, where the server was
+        met just before: the script that writes sees whether it is so. Once a call."""
+        known, self._guesses, tries = self._server.remembered, False, self._guesses
+        standing = known.standing
+        if not tries or self._link.location.replicas or standing is None:
+            return False
+        if time.monotonic() - standing.at > _STALE_S or not known.takes_a_guess():
+            return False
+        self._under, self._reign, self._read_at = standing, standing.reign, standing.at
+        records, floor = known.records, int(standing.floor)
+        for user, key in zip(users, self._keys.users(users), strict=True):
+            self.views[user] = View(key, records.get(user, b""), floor=floor, guessed=True)
+        self._ids = dict.fromkeys(ids, b"")
+        return True
 
     def pairs(self, name: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """See ``Reading``."""
@@ -416,6 +364,7 @@ class RedisTransaction:
         for user, names in self._keys.by_user(pairs).items():
             view, at = self._view(user), len(user)
             if not view.done:
+                view.names = names
                 view.ids = [b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(n) - at, n[at:], _PAIR, pairs[n]) for n in names]
 
     def put_blocks(self, items: Iterable[tuple[bytes, bytes]]) -> None:
@@ -475,21 +424,45 @@ class RedisTransaction:
         stale = todo and time.monotonic() - self._read_at > _STALE_S
         if stale and reign_of(self._link.ask(b"INFO", b"replication")) != self._reign:
             return Moved("another server took over")
+        guesses = [v for v in todo.values() if v.guessed]
+        if any(max(len(v.ids), len(v.blocks)) > _MOST_GUESSED for v in guesses):
+            return Moved("too much for a guess")
         commands = [self._command(v) for v in todo.values()]
-        waits = self._link.location.replicas
+        waits, under = self._link.location.replicas, ""
+        if self._under is not None and guesses:
+            under = self._under.reign
+            if time.monotonic() - self._read_at > _STALE_S / 2:
+                # So that the next call may guess, too.
+                commands += self._numbering
         if waits:
             if not commands:
                 commands.append(pack(b"HINCRBY", self._keys.meta, b"waits", b"0"))
             commands.append(pack(b"WAIT", b"%d" % waits, b"%d" % int(1_000 * self._link.location.timeout_s)))
-        replies, lost = self._link.pipeline(commands) if commands else ([], None)
+        since = time.monotonic()
+        replies, lost = self._link.pipeline(commands, under) if commands else ([], None)
+        if isinstance(lost, Elsewhere):
+            return Moved("another connection")
         error: Exception | None = lost
-        for (_, view), reply in zip(todo.items(), replies, strict=False):
+        written: dict[bytes, bytes] = {}
+        wrong = 0
+        for (user, view), reply in zip(todo.items(), replies, strict=False):
             if isinstance(reply, Exception):
-                error = error or reply
+                error = error or self._refused(view, reply)
+            elif isinstance(reply, list):
+                wrong += 1
+                self._wrong_guess(user, view, reply)
+                error = error or Moved("a guess was wrong")
             elif reply:
                 view.done = True
+                if reply == 1:
+                    written[user] = self._record(view)
             else:
                 error = error or Moved("a record is not the one that was read")
+        self._server.remembered.keep(written, todo.keys() - written.keys())
+        if 4 * wrong > len(guesses):
+            self._server.remembered.was_wrong()
+        if under and len(replies) == len(todo) + 2 and not any(isinstance(r, Exception) for r in replies[-2:]):
+            self._server.settle(replies[-2], reign_of(replies[-1]), since)
         if lost is not None:
             for view in list(todo.values())[len(replies) :]:
                 view.sent = True
@@ -501,10 +474,37 @@ class RedisTransaction:
             error = self._advance()
         return error
 
+    def _record(self, view: View) -> bytes:
+        """What a script has made of a user's record."""
+        before = view.record or bytes(_PAIR + 4 * _TOKEN)
+        pair = before[:_PAIR] if view.pair is None else view.pair
+        return pair and pair + before[_PAIR + _TOKEN :] + self._token
+
+    def _refused(self, view: View, error: Exception) -> Exception:
+        if view.guessed and str(error).startswith("CROSSSLOT"):
+            # A cluster behind a proxy: the user and what the tier says of itself are on different servers.
+            self._server.remembered.give_up()
+            return Moved(str(error))
+        return error
+
+    def _wrong_guess(self, user: bytes, view: View, reply: list[Any]) -> None:
+        record, tier, floor, held = reply
+        if self._under is not None and (tier, floor) == (self._under.tier, self._under.floor):
+            self._told[user] = record, {n: h or b"" for n, h in zip(view.names, held[::2], strict=True)}
+
     def _command(self, view: View) -> bytes:
         assert view.record is not None
         before = view.record[-_TOKEN:]
         pair = view.record[:_PAIR] if view.pair is None else view.pair
+        if view.guessed and self._under is not None:
+            head = [view.key, view.key + b":i", self._keys.meta, before, pair, self._token, self._under.tier]
+            head += [self._under.floor, b"%d" % len(view.ids)]
+            return b"".join([
+                _CALL_GUESS % (3 + len(head) + 2 * len(view.ids) + len(view.blocks)),
+                *[b"$%d\r\n%b\r\n" % (len(a), a) for a in head],
+                *view.ids,
+                *[b"$%d\r\n%b\r\n" % (len(b), b) for b in view.blocks],
+            ])  # fmt: skip
         if view.blocks and not (view.drop or view.ids or view.dropped_ids):
             key, blocks = view.key, view.blocks
             sizes = len(key), key, len(before), before, len(pair), pair
@@ -514,7 +514,7 @@ class RedisTransaction:
         counts = view.drop, len(view.front) + len(view.blocks), len(view.front), len(view.dropped_ids)
         parts = [*[b"%d" % c for c in counts], *view.front, *view.blocks, *view.dropped_ids]
         n = 5 + 3 + len(parts) + 2 * len(view.ids)
-        head = [b"EVALSHA", _SHA[WRITE], b"2", view.key, view.key + b":i", before, pair, self._token, *parts]
+        head = [b"EVALSHA", SHA[WRITE], b"2", view.key, view.key + b":i", before, pair, self._token, *parts]
         return b"*%d\r\n" % n + b"".join([b"$%d\r\n%b\r\n" % (len(a), a) for a in head]) + b"".join(view.ids)
 
     def _resolve(self, doubtful: dict[bytes, View]) -> None:
@@ -547,12 +547,6 @@ class RedisTransaction:
         if isinstance(replies[0], Exception):
             return replies[0]
         return None if replies[0] else Moved("a position is not the one that was read")
-
-
-def reign_of(replication: bytes) -> str:
-    """What is the same for as long as one server is master without a break: its replication id."""
-    at = replication.index(b"master_replid:") + len(b"master_replid:")
-    return replication[at : at + 40].decode()
 
 
 class Moved(Exception):
