@@ -7,7 +7,9 @@ seen) or without. Contestants write the same calls into fresh stores, round by r
 - ``raw_lmdb``, ``raw_redis``: the same by hand: rows packed one by one, numbered, ids looked up, stored, acknowledged.
 - ``ready_lmdb``, ``ready_redis``: the very bytes that the tier stored, ready-made, and nothing else: a floor under all.
 
-Both Redis peers use the tier's own client, which is faster than redis-py's pipeline.
+Both Redis peers use the tier's own client, which is faster than redis-py's pipeline. ``alone_us`` are what a call
+cannot go below, in microseconds: a write transaction of LMDB that puts one value, a round trip to Redis, a compiled
+call of six arrays, a hundred Python calls.
 ``vs_raw_lmdb.<durability>.<batch>.<ids>`` are events a second of ours over theirs.
 """
 
@@ -23,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 
 from bench.datagen.histories import SCHEMA
@@ -30,7 +33,9 @@ from bench.harness import Options, Result
 from bench.peers.raw_kv import Call, ReadyLmdb, ReadyRedis, RowsLmdb, RowsRedis, recorded
 from thinrow.history.recent import LmdbRecent, MemoryRecent, RecentTier
 from thinrow.history.recent.redis import RedisRecent
+from thinrow.history.recent.redis_link import RedisLink, RedisLocation
 from thinrow.jagged import Column
+from thinrow.kernels import kernel
 from thinrow.schema import EventSchema
 from thinrow.testing.redis_server import MISSING, RedisServer, redis_is_installed
 
@@ -56,12 +61,53 @@ def run(options: Options) -> Result:
             servers = {d: stack.enter_context(RedisServer(appendfsync=d)) for d in ("always", "everysec")}
         else:
             result.skip("redis", MISSING)
+        result.figures["alone_us"] = _alone(folder / "alone", servers)
         for users, n_calls in batches.items():
             for ids in (True, False):
                 calls = _calls(users, n_calls, ids)
                 name = f"batch_{users}.{'ids' if ids else 'no_ids'}"
                 _compare(result, name, calls, folder / name, servers, rounds)
     return result
+
+
+def _alone(folder: Path, servers: dict[str, RedisServer]) -> dict[str, float]:
+    """What parts of any append take alone, in microseconds."""
+    folder.mkdir(parents=True)
+    with lmdb.open(str(folder), sync=False) as env:
+
+        def transaction() -> None:
+            with env.begin(write=True) as txn:
+                txn.put(b"key", b"value")
+
+        works: dict[str, Callable[[], object]] = {"lmdb_transaction": transaction}
+        row = np.zeros(1, np.int64)
+        works["compiled_call"] = partial(kernel("follows"), row, row, np.zeros(2, np.int64), row, row, row)
+        works["100_python_calls"] = _hundred_calls
+        if servers:
+            link = RedisLink(RedisLocation("127.0.0.1", servers["everysec"].port))
+            works["redis_round_trip"] = partial(link.ask, b"PING")
+        found = {}
+        for name, work in works.items():
+            work()
+            seen = []
+            for _ in range(7):
+                since = time.perf_counter()
+                for _ in range(200):
+                    work()
+                seen.append((time.perf_counter() - since) / 200)
+            found[name] = round(statistics.median(seen) * 1e6, 2)
+        if servers:
+            link.close()
+    return found
+
+
+def _hundred_calls() -> None:
+    for _ in range(100):
+        _nothing()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _calls(users: int, n_calls: int, ids: bool) -> list[Call]:

@@ -7,7 +7,9 @@ thread, warm files:
 - ``thinrow.lmdb``, ``thinrow.redis``: ``store.read``: pin, version, recent events, verified archive, merged.
 - ``parquet_redis``: the pipeline that most begin with: recent events packed in a Redis list a user, older ones in a
   Parquet table sorted by user (zstd, row groups of 64 Ki rows, read through an open dataset with one filter a call).
-- ``lmdb``: an LMDB that holds everything, recent or not, as stripes of 256 events, which are copied out.
+- ``lmdb``: an LMDB that holds everything, recent or not, as stripes of 256 events, which are copied out. It checks
+  nothing, knows no version, no time of the request and no late or hidden event; ``lmdb_crc`` computes a CRC-32 of each
+  stripe as well, as whoever trusts no disk would.
 
 ``vs_<peer>.<tier>.<one or batch_64>.newest_<n>.p50`` are their time a call over ours: 1 is as fast, more is faster.
 """
@@ -58,7 +60,8 @@ def run(options: Options) -> Result:
         contestants: dict[str, Read] = {}
         archived, recent = _split(data)
         contestants["thinrow.lmdb"] = _thinrow(stack, folder / "lmdb", data, archived, recent, None)
-        contestants["lmdb"] = _lmdb(stack, work, data)
+        contestants["lmdb"] = _lmdb(stack, work, data, False)
+        contestants["lmdb_crc"] = _lmdb(stack, work, data, True)
         if redis_is_installed():
             server = stack.enter_context(RedisServer())
             url = server.url("bench")
@@ -124,8 +127,8 @@ def _thinrow(
     return read
 
 
-def _lmdb(stack: ExitStack, work: Work, data: Histories) -> Read:
-    peer = Lmdb(work, data)
+def _lmdb(stack: ExitStack, work: Work, data: Histories, crc: bool) -> Read:
+    peer = Lmdb(work, data, crc)
     stack.callback(peer.close)
 
     def whole(users: Ints) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,9 +21,11 @@ class Lmdb(Peer):
 
     name: ClassVar[str] = "lmdb"
 
-    def __init__(self, work: Work, data: Histories) -> None:
-        """Load the stripes and open the environment for reading."""
+    def __init__(self, work: Work, data: Histories, crc: bool = False) -> None:
+        """Load the stripes and open the environment for reading; with ``crc``, a stripe's CRC-32 is computed as it is
+        read, which is what it would take to check it."""
         super().__init__(work, data)
+        self.crc = crc
         self.stripes = Stripes(data, STRIPE_ROWS)
         self.path = work.cached("lmdb", {**data.parameters, "rows": STRIPE_ROWS}, self._build)
         self.db = lmdb.open(str(self.path), readonly=True, lock=False, readahead=False)
@@ -47,6 +50,9 @@ class Lmdb(Peer):
         total = 0
         with self.db.begin(buffers=True) as txn:
             values = [txn.get(s.to_bytes(8, "big")) for s in pieces.stripes.tolist()]
+            if self.crc:
+                for value in values:
+                    zlib.crc32(value or b"")
             for slot, row, length in parts:
                 n, before = int(rows[slot]), 0
                 for name, column in self.data.columns.items():

@@ -1,5 +1,6 @@
 """The block codec: every value comes back under every schema, a cut block equals its rows, a flipped bit is found."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from thinrow.core.errors import CorruptionError, InputError, NewerFormatError
 from thinrow.history.recent.keys import NO_ROWS, group_by_number, is_sealed, pack_pairs, seal, user_keys, users_of_keys
+from thinrow.history.recent.opened import open_blocks
 from thinrow.history.recent.rows import (
     HEADER_DTYPE,
     Rows,
@@ -21,7 +23,7 @@ from thinrow.history.recent.rows import (
 )
 from thinrow.jagged import Column
 from thinrow.jagged.column import ARROW_TYPES
-from thinrow.kernels.dispatch import use
+from thinrow.kernels.dispatch import BACKENDS, kernel, use
 from thinrow.schema import ColumnSpec, EventSchema, Trait
 
 TRAITS = {"string": Trait.CATEGORICAL, "binary": Trait.TEXT, "float32": Trait.NUMERIC, "float64": Trait.NUMERIC}
@@ -206,6 +208,68 @@ def test_blocks_of_several_schemas_are_read_together(first, second):
         assert row[:2] == expected[:2]
         assert row[2] == name
         assert row[3:] == (*[None] * len(extra), *expected[4:])
+
+
+@given(written(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_blocks_opened_in_one_call_are_those_decoded_one_by_one(case, data):
+    schema, rows, bounds = case
+    keys, values = encoded(schema, rows, bounds)
+    n_blocks = len(keys)
+    cut = data.draw(st.integers(0, n_blocks))
+    blocks, after = np.array([cut, 0, n_blocks - cut]), np.array(data.draw(st.tuples(*[st.integers(0, 14)] * 3)))
+    newer = schema
+    if data.draw(st.booleans()) and schema.columns and schema.schema_id < 2**31 - 1:
+        extra = ColumnSpec(77, "extra", Trait.ID, "int8", "g", True)
+        widened = [replace(c, dtype="int64") if c.dtype in ("int8", "int16", "int32") else c for c in schema.columns]
+        newer = replace(schema, columns=(extra, *widened[1:]), schema_id=schema.schema_id + 1)
+    schemas_held = {schema.schema_id: schema, newer.schema_id: newer}
+    decoded = decode_blocks(newer, schemas_held.get, keys, values, "file")
+    user = np.repeat(np.repeat(np.arange(3), blocks), decoded.counts)
+    keep = np.flatnonzero(decoded.arrival > after[user])
+    for backend in BACKENDS:
+        with use(backend):
+            found = open_blocks(newer, schemas_held.get, blocks, after, keys, values)
+        if any(c.ragged or c.is_bytes for c in schema.columns) or schema.event_id_dtype == "string":
+            assert found is None
+            continue
+        opened, arrival, offsets = found
+        assert arrival.tolist() == decoded.arrival[keep].tolist()
+        assert offsets.tolist() == np.searchsorted(user[keep], np.arange(4)).tolist()
+        expected = decoded.rows.take(keep)
+        assert listed(newer, opened) == listed(newer, expected)
+        for c in newer.columns:
+            a, b = opened.columns[c.name], expected.columns[c.name]
+            assert (a.values.dtype, a.values.shape) == (b.values.dtype, b.values.shape)
+        # Another kind of block among them, a newer one, or a flipped bit: it says nothing.
+        at = data.draw(st.integers(0, n_blocks - 1))
+        bit = data.draw(st.integers(0, 8 * len(values[at]) - 1))
+        flipped = bytearray(values[at])
+        flipped[bit // 8] ^= 1 << bit % 8
+        with use(backend):
+            damaged = [*values[:at], bytes(flipped), *values[at + 1 :]]
+            assert open_blocks(newer, schemas_held.get, blocks, after, keys, damaged) is None
+            older = replace(schema, schema_id=schema.schema_id - 1)
+            assert open_blocks(older, schemas_held.get, blocks, after, keys, values) is None
+
+
+events_seen = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 4)), max_size=8)
+
+
+@given(events_seen, st.lists(st.tuples(*[st.integers(0, 5)] * 3), min_size=4, max_size=4))
+def test_recent_events_follow_what_was_there_as_the_reference_says(rows, limits):
+    rows = sorted(rows, key=lambda r: r[0])
+    user, ts, arrival = np.array(rows, np.int64).reshape(-1, 3).T.copy()
+    offsets = np.searchsorted(user, np.arange(5)).astype(np.int64)
+    request_ts, bound, above = np.array(limits).T.copy()
+    expected = True
+    for u in range(4):
+        mine = [(t, a) for w, t, a in rows if w == u]
+        expected &= all(x < y for x, y in pairwise(mine))
+        expected &= all(t < request_ts[u] and above[u] < a <= bound[u] for t, a in mine)
+    for backend in BACKENDS:
+        with use(backend):
+            assert kernel("follows")(ts, arrival, offsets, request_ts, bound, above) == expected
 
 
 def test_unknown_schema_newer_format_and_wrong_lengths():

@@ -36,6 +36,12 @@ def copy_ranges(
 
     Long ranges are copied as slices, short ones gathered by position.
     """
+    if len(start) == 1:
+        only = values[start[0] : max(stop[0], start[0])]
+        if out is None:
+            return only.copy()
+        out[:] = only
+        return out
     lengths = np.maximum(stop - start, 0)
     if len(start) and int(lengths.sum()) >= _SLICE_VALUES * len(start):
         slices = [values[a:b] for a, b in zip(start.tolist(), stop.tolist(), strict=True)]

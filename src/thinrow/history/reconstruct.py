@@ -335,12 +335,11 @@ def _joined(
     that is not their order, or a request does not see one of them."""
     inline, old, n = batch.inline, found.events, len(batch)
     ts, arrival = inline.event_ts, inline.arrival
-    later = ((ts[1:] > ts[:-1]) | ((ts[1:] == ts[:-1]) & (arrival[1:] > arrival[:-1]))) & (arrival[1:] != arrival[:-1])
-    cuts = inline.offsets[1:-1]
-    later[cuts[(cuts > 0) & (cuts < len(ts))] - 1] = True
     # What is archived has numbers up to ``last_arrival``, so that of two at one time the archived one comes first.
-    newer = arrival > np.repeat(batch.versions["last_arrival"], inline.lengths)
-    if not later.all() or not newer.all() or not inline.visible(batch.request_ts, found.bound).all():
+    above = np.ascontiguousarray(batch.versions["last_arrival"])
+    # Copies, because memory that is not ours may be of a kind that the kernel was not compiled for.
+    keys = ts.copy(), arrival.copy(), inline.offsets.copy()
+    if not kernel("follows")(*keys, batch.request_ts.copy(), found.bound.copy(), above):
         return None
     request = np.argsort(found.user_of) if n > 1 else found.user_of
     bounds = list(
@@ -365,7 +364,7 @@ def _joined(
         return Column(join(x.values, y.values), valid)
 
     fresh = recast(inline.columns, schema, specs, len(ts))
-    offsets = old.offsets + offsets_of([d - c for _, _, c, d in bounds])
+    offsets = old.offsets + (inline.offsets if n == 1 else offsets_of([d - c for _, _, c, d in bounds]))
     columns = {name: joined_column(old.columns[name], column) for name, column in fresh.items()}
     events = Events.lazy(
         old.users,

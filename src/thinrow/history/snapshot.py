@@ -27,6 +27,7 @@ from thinrow.history.missing import without_gone
 from thinrow.history.recent.tier import RecentRead, RecentTier
 from thinrow.history.requests import RequestBatch
 from thinrow.jagged import Events
+from thinrow.kernels import kernel
 from thinrow.schema import VERSION_DTYPE
 
 #: A user with more recent events than this is compacted before it is logged: inline they would be a fat row again.
@@ -81,12 +82,7 @@ def take_snapshot(
     versions["start_ts"], versions["end_ts"], versions["seq_len"], versions["checksum"] = start, end, count, digest
     versions["last_arrival"], versions["snapshot_arrival"] = pieces.watermark[user_of], bounds
     versions["schema_id"] = generation.schema.schema_id
-    inline = hide(read.events.in_time_order(), read.hides, read.hide_offsets)
-    hides, hide_offsets = read.hides, read.hide_offsets
-    if len(distinct) < len(users):
-        rows, hide_offsets = ranges_index(hide_offsets[:-1][user_of], hide_offsets[1:][user_of])
-        inline, hides = inline.take_users(user_of), hides[rows]
-    inline = _visible(inline, request_ts, bounds)
+    inline, hides, hide_offsets = _inline(read, len(distinct), user_of, request_ts, bounds, pieces.watermark)
     requests = RequestBatch(users, request_ts, versions, inline, hides, hide_offsets, generation.schema)
     return Snapshot(requests, generation)
 
@@ -115,6 +111,28 @@ def _pin_and_read(
         f"the recent tier was ahead of the newest generation {_MAX_PINS} times in a row; "
         "run `thinrow verify`: a manifest may be missing"
     )
+
+
+def _inline(
+    read: RecentRead,
+    n_users: int,
+    user_of: npt.NDArray[np.int64],
+    request_ts: npt.NDArray[np.int64],
+    bounds: npt.NDArray[np.int64],
+    watermark: npt.NDArray[np.int64],
+) -> tuple[Events, npt.NDArray[np.void], npt.NDArray[np.int64]]:
+    """What each request sees of its user's recent events, in order of time, and their hides by request."""
+    events, hides, hide_offsets, n = read.events, read.hides, read.hide_offsets, len(request_ts)
+    if n == n_users and not len(hides) and EVENT_ID not in events.columns:
+        # Mostly events came in order, and all of them before the request.
+        keys = events.event_ts, events.arrival, events.offsets
+        if kernel("follows")(*keys, request_ts.copy(), bounds, watermark):
+            return events, hides, hide_offsets
+    inline = hide(events.in_time_order(), hides, hide_offsets)
+    if n_users < n:
+        rows, hide_offsets = ranges_index(hide_offsets[:-1][user_of], hide_offsets[1:][user_of])
+        inline, hides = inline.take_users(user_of), hides[rows]
+    return _visible(inline, request_ts, bounds), hides, hide_offsets
 
 
 def _visible(events: Events, request_ts: npt.NDArray[np.int64], bound: npt.NDArray[np.int64]) -> Events:

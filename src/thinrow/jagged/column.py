@@ -42,6 +42,8 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "binary": pa.binary(),
 }
 
+_NUMPY_TYPES = {name: np.dtype(name) for name, kind in ARROW_TYPES.items() if pa.types.is_primitive(kind)}
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -253,7 +255,9 @@ def null_column(dtype: str, n: int, *, ragged: bool = False, size: int = 0) -> C
 
 def cast_column(column: Column, dtype: str) -> Column:
     """The same values under a dtype that holds them all; strings and bytes as they are."""
-    if column.is_text or (column.dictionary is None and column.values.dtype == np.dtype(dtype)):
+    if column.dictionary is None and column.values.dtype == _NUMPY_TYPES.get(dtype):
+        return column
+    if column.is_text:
         return column
     if column.dictionary is not None:
         return Column(column.values, column.valid, column.dictionary.cast(ARROW_TYPES[dtype]))

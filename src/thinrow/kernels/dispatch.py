@@ -73,6 +73,8 @@ KERNELS: dict[str, str] = {
     "pack_pairs": "recent",
     "open_pairs": "recent",
     "number_rows": "recent",
+    "open_blocks": "recent",
+    "follows": "recent",
     "fold_words": "align",
     "align_rows": "align",
     "pair_rows": "align",

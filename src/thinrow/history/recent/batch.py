@@ -216,6 +216,8 @@ def check_bounds(
     values = np.ascontiguousarray(bounds)
     if values.dtype != np.int64 or len(values) != len(ids):
         raise InputError(f"{what} is {len(values)} x {values.dtype} for {len(ids)} users; pass one int64 a user")
+    if len(ids) == 1 and 0 <= values[0] < NEVER:
+        return ids, values
     wrong = np.flatnonzero((values < 0) | (values >= NEVER))
     if len(wrong):
         raise InputError(f"{what}[{wrong[0]}] is {values[wrong[0]]}; it must be an arrival number in [0, 2^63 - 2]")

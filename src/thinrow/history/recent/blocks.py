@@ -16,12 +16,14 @@ from typing import Literal, Protocol, Self, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import CommitConflict, CorruptionError, InputError, SchemaError, UnknownEventError
+from thinrow.core.errors import CommitConflict, CorruptionError, InputError, UnknownEventError
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import EPOCH_BITS, NEVER
 from thinrow.core.users import Users, plain
 from thinrow.history.recent.batch import Batch, BatchCheck, Fresh, check_bounds, id_value
+from thinrow.history.recent.evolution import shape_of
 from thinrow.history.recent.keys import pack_pairs, unpack_pairs, user_keys, users_of_keys
+from thinrow.history.recent.opened import open_blocks
 from thinrow.history.recent.positions import positions_of, refuse_moved, sealed_positions
 from thinrow.history.recent.rows import (
     Numbered,
@@ -36,8 +38,7 @@ from thinrow.history.recent.stored import Stored, parts_of, put_part
 from thinrow.history.recent.tier import Advance, AppendResult, RecentRead, Resolve
 from thinrow.jagged import HIDE_DTYPE, Column, Events
 from thinrow.jagged.events import never_hidden
-from thinrow.schema import ColumnSpec, EventSchema
-from thinrow.schema.evolution import widens
+from thinrow.schema import EventSchema
 
 Pairs: TypeAlias = Literal["users", "ids", "positions"]
 T = TypeVar("T")
@@ -225,7 +226,7 @@ class BlockTier(ABC):
     def _in_stored_order(self, schema: EventSchema) -> EventSchema:
         """The schema with its columns in the order in which blocks of its id have them; stored where it is new."""
         stored = self._schema_of(schema.schema_id)
-        if stored is None or _shape(stored) != _shape(schema):
+        if stored is None or shape_of(stored) != shape_of(schema):
             self._learn(schema)
             return schema
         by_id = {c.id: c for c in schema.columns}
@@ -378,6 +379,23 @@ class BlockTier(ABC):
             from_arrival = np.maximum(after, trimmed)
             for u in np.flatnonzero(top > from_arrival).tolist():
                 blocks[u] = txn.blocks(names[u], int(from_arrival[u]), keys, values)
+        rows, arrival, offsets = self._rows_above(schema, after, blocks, keys, values)
+        events = Events(users, offsets, rows.event_ts, arrival, never_hidden(len(arrival)), rows.columns)
+        hides, hide_offsets = _hides(rows, arrival, offsets)
+        return RecentRead(events, hides, hide_offsets, top, trimmed, rows.event_ids)
+
+    def _rows_above(
+        self,
+        schema: EventSchema | None,
+        after: npt.NDArray[np.int64],
+        blocks: npt.NDArray[np.int64],
+        keys: list[bytes],
+        values: list[bytes],
+    ) -> tuple[Rows, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Rows of each user's ``blocks`` that are above ``after``, their arrivals, and offsets by user."""
+        opened = open_blocks(schema or self._schema, self._schema_of, blocks, after, keys, values) if keys else None
+        if opened is not None:
+            return opened
         try:
             decoded = decode_blocks(schema or self._schema, self._schema_of, keys, values, self._name)
         except CommitConflict:
@@ -385,16 +403,13 @@ class BlockTier(ABC):
                 raise
             self._schema = self._newest_schema()
             decoded = decode_blocks(self._schema, self._schema_of, keys, values, self._name)
-        user = np.repeat(np.repeat(np.arange(len(names)), blocks), decoded.counts)
+        user = np.repeat(np.repeat(np.arange(len(blocks)), blocks), decoded.counts)
         arrival, rows = decoded.arrival, decoded.rows
         keep = arrival > after[user]
         if not keep.all():
             index = np.flatnonzero(keep)
             user, arrival, rows = user[index], arrival[index], rows.take(index)
-        offsets = offsets_of(np.bincount(user, minlength=len(names)))
-        events = Events(users, offsets, rows.event_ts, arrival, never_hidden(len(arrival)), rows.columns)
-        hides, hide_offsets = _hides(rows, arrival, offsets)
-        return RecentRead(events, hides, hide_offsets, top, trimmed, rows.event_ids)
+        return rows, arrival, offsets_of(np.bincount(user, minlength=len(blocks)))
 
     def users(self) -> Users:
         """See ``RecentTier.users``."""
@@ -559,37 +574,3 @@ def _hides(
     hides["event_ts"], hides["arrival"] = rows.target_ts[at], rows.target_arrival[at]
     hides["hidden_from"] = arrival[at]
     return hides, np.searchsorted(at, offsets).astype(np.int64)
-
-
-def check_evolution(new: EventSchema, stored: EventSchema) -> None:
-    """Whether events of both schemas can be read together.
-
-    Raises:
-        SchemaError: one schema id with two layouts, a column id whose dtype is not the older schema's or wider, or
-            event ids of two dtypes.
-    """
-    if new.event_id_dtype and stored.event_id_dtype and new.event_id_dtype != stored.event_id_dtype:
-        raise SchemaError(
-            f"event ids are {new.event_id_dtype}, but the tier holds {stored.event_id_dtype} ids; cast the column"
-        )
-    held = {c.id: c for c in stored.columns}
-    for c in new.columns:
-        older, newer = (held.get(c.id, c), c)[:: 1 if new.schema_id >= stored.schema_id else -1]
-        if not widens(older, newer):
-            raise SchemaError(
-                f"column {c.name!r} (id {c.id}) is {_kind(c)}, but the tier holds {_kind(held[c.id])} under this id; "
-                "use a new id"
-            )
-    if new.schema_id == stored.schema_id and _shape(new) != _shape(stored):
-        raise SchemaError(f"schema {new.schema_id} is stored with other columns; raise schema_id when columns change")
-
-
-def _shape(schema: EventSchema) -> tuple[object, ...]:
-    return (schema.event_id_dtype, *sorted((c.id, _kind(c), c.nullable) for c in schema.columns))
-
-
-def _kind(spec: ColumnSpec) -> str:
-    """What a value of the column is, in words."""
-    if spec.ragged:
-        return f"lists of {spec.dtype}"
-    return f"vectors of {spec.size} {spec.dtype}" if spec.size else spec.dtype

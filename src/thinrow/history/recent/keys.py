@@ -44,6 +44,8 @@ NO_ROWS: Ints = np.empty(0, np.int64)
 def user_keys(users: Users) -> list[bytes]:
     """The key of each user."""
     if users.dtype == np.int64:
+        if len(users) == 1:
+            return [(int(users[0]) + (1 << 63)).to_bytes(8, "big")]
         return sortable(users.astype(np.int64, copy=False))
     return [value.encode().translate(_PLUS_ONE) + b"\0" for value in users]
 

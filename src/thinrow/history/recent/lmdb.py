@@ -34,7 +34,8 @@ import numpy as np
 
 from thinrow.core.errors import CorruptionError, NewerFormatError, SchemaError, StoreError, UserKindError
 from thinrow.core.units import EPOCH_BITS
-from thinrow.history.recent.blocks import BlockTier, Pairs, Writing, check_evolution
+from thinrow.history.recent.blocks import BlockTier, Pairs, Writing
+from thinrow.history.recent.evolution import check_evolution
 from thinrow.history.recent.keys import AFTER_ALL, is_sealed, seal, unpack_pairs
 from thinrow.history.recent.rows import FORMAT
 from thinrow.schema import EventSchema
@@ -191,20 +192,21 @@ class LmdbRecent(BlockTier):
         """Numbers of the environments in the directory, ascending; 0 is LMDB's own name, there or to be made."""
         return [0, *sorted(int(f.stem) for f in self._path.glob("*.mdb") if f.stem.isdigit())]
 
-    @contextmanager
-    def _read(self) -> Iterator[_Transaction]:
-        with self._translated, self._gate.shared():
+    def _read(self) -> _Reading:
+        return _Reading(self)
+
+    def _begin_reading(self) -> Any:
+        """A read transaction, of whoever is inside the gate."""
+        txn, repair = self._begin()
+        while txn is None:
+            self._gate.leave()
+            try:
+                with self._writer:
+                    repair()
+            finally:
+                self._gate.enter()
             txn, repair = self._begin()
-            while txn is None:
-                self._gate.leave()
-                try:
-                    with self._writer:
-                        repair()
-                finally:
-                    self._gate.enter()
-                txn, repair = self._begin()
-            with txn:
-                yield _Transaction(txn, self._dbs)
+        return txn
 
     def _begin(self) -> tuple[Any, Callable[[], None]]:
         """A read transaction; or None, and what is to be done where another process made the map larger or moved."""
@@ -365,6 +367,36 @@ class LmdbRecent(BlockTier):
         if not is_sealed(key, value):
             raise CorruptionError(f"{key.decode()} fails its CRC or is missing", file=self._name)
         return value[:-4].decode()
+
+
+class _Reading:
+    """A read transaction of a tier, as a context: one class, because every snapshot opens one."""
+
+    def __init__(self, tier: LmdbRecent) -> None:
+        self._tier = tier
+        self._txn: Any = None
+
+    def __enter__(self) -> _Transaction:
+        tier = self._tier
+        tier._gate.enter()
+        try:
+            with tier._translated:
+                self._txn = tier._begin_reading()
+                return _Transaction(self._txn, tier._dbs)
+        except BaseException:
+            self._leave()
+            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._leave()
+        self._tier._translated.__exit__(kind, error, trace)
+
+    def _leave(self) -> None:
+        try:
+            if self._txn is not None:
+                self._txn.abort()
+        finally:
+            self._tier._gate.leave()
 
 
 class _Transaction:

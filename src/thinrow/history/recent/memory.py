@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from thinrow.core.errors import StoreError
-from thinrow.history.recent.blocks import BlockTier, Pairs, Writing, check_evolution
+from thinrow.history.recent.blocks import BlockTier, Pairs, Writing
+from thinrow.history.recent.evolution import check_evolution
 from thinrow.schema import EventSchema
 
 T = TypeVar("T")

@@ -36,7 +36,8 @@ from thinrow.core.errors import (
     UserKindError,
 )
 from thinrow.core.users import Users, as_users
-from thinrow.history.recent.blocks import BlockTier, Reading, Writing, check_evolution
+from thinrow.history.recent.blocks import BlockTier, Reading, Writing
+from thinrow.history.recent.evolution import check_evolution
 from thinrow.history.recent.keys import is_sealed, seal, user_keys, users_of_keys
 from thinrow.history.recent.redis_guess import Remembered, Standing
 from thinrow.history.recent.redis_link import REPLICATION, Patience, RedisLink, RedisLocation, pack, reign_of

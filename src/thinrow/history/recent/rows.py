@@ -51,7 +51,7 @@ HEADER_DTYPE = np.dtype(
 )
 _HEADER = HEADER_DTYPE.itemsize
 _SEAL = 4
-_CORRECTIONS = 1
+CORRECTIONS = 1
 #: Bytes of strings in one append call (Arrow's 32-bit offsets).
 _MAX_HEAP_BYTES = 2**31 - 1
 _COUNTERS = "the user counters"
@@ -125,7 +125,7 @@ _layouts: dict[tuple[int, int], tuple[EventSchema, _Layout]] = {}
 _MAX_LAYOUTS = 64
 
 
-def _layout(schema: EventSchema, flags: int) -> _Layout:
+def layout_of(schema: EventSchema, flags: int) -> _Layout:
     """The layout of rows; found by the schema's identity: to hash one takes as long as to encode ten rows."""
     held = _layouts.get((id(schema), flags))
     if held is None:
@@ -137,7 +137,7 @@ def _layout(schema: EventSchema, flags: int) -> _Layout:
 
 def _new_layout(schema: EventSchema, flags: int) -> _Layout:
     fields: list[Any] = [("event_ts", "<i8")]
-    if flags & _CORRECTIONS:
+    if flags & CORRECTIONS:
         fields += [("target_ts", "<i8"), ("target_arrival", "<i8")]
     nullable = [_field(c) for c in schema.columns if c.nullable]
     heaped = [part for c in schema.columns for part in _heaped(c)]
@@ -184,8 +184,8 @@ class Encoded:
 
 def encode_rows(schema: EventSchema, rows: Rows) -> Encoded:
     """Rows of ``schema`` as they lie in blocks."""
-    n, flags = len(rows.event_ts), 0 if rows.target_ts is None else _CORRECTIONS
-    layout, columns = _layout(schema, flags), rows.columns
+    n, flags = len(rows.event_ts), 0 if rows.target_ts is None else CORRECTIONS
+    layout, columns = layout_of(schema, flags), rows.columns
     fields = {field: columns[name] for field, name in layout.fields}
     if schema.event_id_dtype is not None:
         fields["event_id"] = rows.event_ids or null_column(schema.event_id_dtype, n)
@@ -427,11 +427,11 @@ def _decode_kind(
     file: str,
 ) -> Rows:
     """Blocks of one schema and one set of flags."""
-    layout = _layout(written, flags)
+    layout = layout_of(written, flags)
     size = layout.dtype.itemsize
     counts, heap_bytes = headers["n"].astype(np.int64), headers["heap_bytes"].astype(np.int64)
     whole = _HEADER + counts * size + heap_bytes + _SEAL
-    if (whole != np.fromiter(map(len, values), np.int64, len(values))).any() or flags > _CORRECTIONS:
+    if (whole != np.fromiter(map(len, values), np.int64, len(values))).any() or flags > CORRECTIONS:
         raise CorruptionError(f"a block's length does not follow from its header (flags {flags})", file=file)
     n = int(counts.sum())
     within = np.arange(n) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -477,7 +477,7 @@ def _decode_kind(
     if schema.event_id_dtype is not None:
         has_ids = written.event_id_dtype is not None
         event_ids = column("event_id", schema.event_id_dtype) if has_ids else null_column(schema.event_id_dtype, n)
-    corrections = bool(flags & _CORRECTIONS)
+    corrections = bool(flags & CORRECTIONS)
     return Rows(
         np.ascontiguousarray(table["event_ts"]),
         np.ascontiguousarray(table["target_ts"]) if corrections else None,
@@ -576,7 +576,7 @@ def split_block(schema: EventSchema, key: bytes, value: bytes, through: int, fil
     drop = through - first + 1
     if drop >= n:
         return None
-    layout = _layout(schema, int(header["flags"]))
+    layout = layout_of(schema, int(header["flags"]))
     size = layout.dtype.itemsize
     table = np.frombuffer(value, layout.dtype, n, _HEADER)
     heap_at = _HEADER + n * size

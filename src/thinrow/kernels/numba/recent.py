@@ -25,6 +25,7 @@ _SIGN = np.uint64(1 << 63)
 _BYTE = np.uint64(0xFF)
 #: As ``recent.rows``: rows of a block at most, bytes of its header, of a pair, of a CRC.
 _BLOCK_ROWS, _HEADER, _PAIR, _SEAL = 256, 24, 20, 4
+_RESIDUE = np.uint32(0x2144DF1C)
 _EPOCH_BITS = np.int64(EPOCH_BITS)
 
 
@@ -246,3 +247,85 @@ def _seal_block(
         at += 1
     _put(out, at, crc32_of(out, begin, at, np.uint32(0)), _SEAL)
     return at + _SEAL
+
+
+@njit
+def open_blocks(
+    data: Bytes,
+    lengths: Ints,
+    blocks: Ints,
+    after: Ints,
+    head: int,
+    row_bytes: int,
+    fields: Ints,
+    capacity: int,
+    out: Bytes,
+    arrival: Ints,
+    offsets: Ints,
+) -> int:
+    """Rows of blocks of one kind, as columns; whether all is sound and of that kind, and nothing is said where not.
+
+    Args:
+        data, lengths: key, value, key, value, ..., and how long each is.
+        blocks, after: (U,) how many blocks are each user's, and the arrival above which its rows are wanted.
+        head: what the first 8 bytes of each header are.
+        row_bytes, fields: of a row, and (F + 1,) where each field begins in it. Rows have no strings.
+        capacity: rows that there is room for.
+        out: filled: field f of row i is at ``capacity * fields[f] + i * (fields[f + 1] - fields[f])``.
+        arrival: filled with the numbers of the rows.
+        offsets: (U + 1,) filled: rows of user u are ``[offsets[u], offsets[u + 1])``.
+    """
+    at, b, n = 0, 0, 0
+    offsets[0] = 0
+    for u in range(len(blocks)):
+        for _ in range(blocks[u]):
+            value = at + lengths[2 * b]
+            end = value + lengths[2 * b + 1]
+            if end - value < _HEADER + _SEAL or crc32_of(data, at, end, np.uint32(0)) != _RESIDUE:
+                return False
+            sizes = load64(data, value + 8)
+            held = np.int64(sizes & np.uint64(0xFFFFFFFF))
+            if load64(data, value) != np.uint64(head) or sizes >> np.uint64(32):
+                return False
+            if end - value != _HEADER + held * row_bytes + _SEAL or n + held > capacity:
+                return False
+            first = np.int64(load64(data, value + 16))
+            skipped = min(max(after[u] + 1 - first, 0), held)
+            for f in range(len(fields) - 1):
+                size = fields[f + 1] - fields[f]
+                to = capacity * fields[f] + n * size
+                source = value + _HEADER + skipped * row_bytes + fields[f]
+                for _ in range(held - skipped):
+                    for k in range(size):
+                        out[to + k] = data[source + k]
+                    to += size
+                    source += row_bytes
+            for i in range(held - skipped):
+                arrival[n + i] = first + skipped + i
+            n += held - skipped
+            at, b = end, b + 1
+        offsets[u + 1] = n
+    return True
+
+
+@njit
+def follows(
+    event_ts: Ints,
+    arrival: Ints,
+    offsets: Ints,
+    request_ts: Ints,
+    bound: Ints,
+    above: Ints,
+) -> int:
+    """Whether the rows ``[offsets[u], offsets[u + 1])`` of each request are in order of (event_ts, arrival), before
+    ``request_ts[u]`` and with arrivals above ``above[u]`` up to ``bound[u]``: all that it sees, behind what was there.
+    """
+    for u in range(len(request_ts)):
+        for i in range(offsets[u], offsets[u + 1]):
+            if not (event_ts[i] < request_ts[u] and above[u] < arrival[i] <= bound[u]):
+                return False
+            if i > offsets[u] and (
+                event_ts[i] < event_ts[i - 1] or (event_ts[i] == event_ts[i - 1] and arrival[i] <= arrival[i - 1])
+            ):
+                return False
+    return True

@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 
 _SIGN = np.uint64(1 << 63)
 _NEVER = (1 << 63) - 1
-_BLOCK_ROWS, _PAIR = 256, 20
+_BLOCK_ROWS, _HEADER, _PAIR, _SEAL, _RESIDUE = 256, 24, 20, 4, 0x2144DF1C
 _PAIRS = np.dtype([("a", "<i8"), ("b", "<i8"), ("check", "<u4")])
 
 
@@ -102,3 +102,51 @@ def number_rows(
             at, n_blocks = at + len(block), n_blocks + 1
     cuts[2 * n_blocks] = at
     return n_blocks, wrong, -1
+
+
+def open_blocks(
+    data: Array,
+    lengths: Array,
+    blocks: Array,
+    after: Array,
+    head: int,
+    row_bytes: int,
+    fields: Array,
+    capacity: int,
+    out: Array,
+    arrival: Array,
+    offsets: Array,
+) -> bool:
+    """As ``thinrow.kernels.numba.recent.open_blocks``."""
+    ends, n, b = np.cumsum(lengths).tolist(), 0, 0
+    offsets[0] = 0
+    for u, count in enumerate(blocks.tolist()):
+        for _ in range(count):
+            begin, value, end = (ends[2 * b - 1] if b else 0), ends[2 * b], ends[2 * b + 1]
+            block, b = data[value:end].tobytes(), b + 1
+            if len(block) < _HEADER + _SEAL or zlib.crc32(data[begin:end].tobytes()) != _RESIDUE:
+                return False
+            held, strings = (int.from_bytes(block[i : i + 4], "little") for i in (8, 12))
+            first = int.from_bytes(block[16:24], "little", signed=True)
+            if int.from_bytes(block[:8], "little") != head or strings or n + held > capacity:
+                return False
+            if len(block) != _HEADER + held * row_bytes + _SEAL:
+                return False
+            skipped = min(max(int(after[u]) + 1 - first, 0), held)
+            rows = np.frombuffer(block, np.uint8, held * row_bytes, _HEADER).reshape(held, row_bytes)[skipped:]
+            for a, z in zip(fields[:-1].tolist(), fields[1:].tolist(), strict=True):
+                to = capacity * a + n * (z - a)
+                out[to : to + len(rows) * (z - a)] = rows[:, a:z].ravel()
+            arrival[n : n + len(rows)] = first + skipped + np.arange(len(rows))
+            n += len(rows)
+        offsets[u + 1] = n
+    return True
+
+
+def follows(event_ts: Array, arrival: Array, offsets: Array, request_ts: Array, bound: Array, above: Array) -> bool:
+    """As ``thinrow.kernels.numba.recent.follows``."""
+    for u, (a, b) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        rows = list(zip(event_ts[a:b].tolist(), arrival[a:b].tolist(), strict=True))
+        if sorted(set(rows)) != rows or any(t >= request_ts[u] or not above[u] < n <= bound[u] for t, n in rows):
+            return False
+    return True
