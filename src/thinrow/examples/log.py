@@ -57,6 +57,8 @@ _HEAD_BYTES = _HEAD.size + 4
 #: Source -> partition -> position.
 Positions: TypeAlias = dict[str, dict[str, str]]
 _POSITIONS = b"thinrow.positions"
+#: Which records of whom a file was made of; stays when rows of it are erased.
+_ORIGIN = b"thinrow.origin"
 T = TypeVar("T")
 
 
@@ -127,8 +129,11 @@ class RecordLog(ABC, Generic[T]):
         self._next = 0
         self.id = self._identify()
 
-    def append(self, records: T) -> int | None:
+    def append(self, records: T, *, origin: str | None = None) -> int | None:
         """Write records as one file; durable when it returns.
+
+        Args:
+            origin: what ``origin_of`` says of the file from then on, also when rows of it are erased.
 
         Returns:
             The file's number; None where there is no record and so no file.
@@ -139,7 +144,12 @@ class RecordLog(ABC, Generic[T]):
         table, keys = self._pack(records)
         if not len(keys):
             return None
-        return self._put_next(lambda _: encode_file(table, keys, self.kind))
+        return self._put_next(lambda _: encode_file(_with_origin(table, origin), keys, self.kind))
+
+    def origin_of(self, number: int) -> str | None:
+        """What a file was made of, where its writer said so. Raises as ``read``."""
+        said = (self._table(number).schema.metadata or {}).get(_ORIGIN)
+        return None if said is None else said.decode(errors="replace")
 
     def _put_next(self, data_of: Callable[[int], bytes]) -> int:
         """Put a file under the next number, for which ``data_of`` gives its bytes."""
@@ -291,7 +301,9 @@ class RecordLog(ABC, Generic[T]):
 
     def _said_again(self, number: int, table: pa.Table) -> pa.Table:
         """``table`` with what a file says beside its rows. Raises ObjectNotFound where it was pruned."""
-        return table
+        said = self._table(number).schema.metadata or {}
+        kept = {name: said[name] for name in (_POSITIONS, _ORIGIN) if name in said}
+        return table.replace_schema_metadata({**(table.schema.metadata or {}), **kept}) if kept else table
 
     def prune(self, below: int) -> int:
         """Delete the files numbered below ``below``, but never the newest: its number tells what the next one is.
@@ -389,12 +401,20 @@ class OutcomeLog(RecordLog[Outcomes]):
         #: Number of a file, and the positions that it says.
         self._said: tuple[int, Positions] = 0, {}
 
-    def append(self, records: Outcomes, advances: Sequence[Advance] = (), *, at: int | None = None) -> int | None:
+    def append(
+        self,
+        records: Outcomes,
+        advances: Sequence[Advance] = (),
+        *,
+        at: int | None = None,
+        origin: str | None = None,
+    ) -> int | None:
         """Write records as one file, with how far their sources are read then; durable when it returns.
 
         Args:
             advances: from where to where partitions of sources go with it; a file of no records is written for them.
             at: the number that the file must get.
+            origin: as ``RecordLog.append``.
 
         Returns:
             The file's number; None where there is neither record nor advance and so no file.
@@ -414,7 +434,7 @@ class OutcomeLog(RecordLog[Outcomes]):
             if at is not None and number != at:
                 raise CommitConflict(f"the log of outcomes is at file {number}, not {at}; look at what came, run again")
             said = _moved(self._before(number), advances)
-            return encode_file(_with_positions(table, said), keys, self.kind)
+            return encode_file(_with_origin(_with_positions(table, said), origin), keys, self.kind)
 
         if at is not None:
             self._next = at
@@ -425,9 +445,6 @@ class OutcomeLog(RecordLog[Outcomes]):
     def positions(self, source: str) -> dict[str, str]:
         """Partition -> position to which ``source`` is read. Raises CorruptionError."""
         return dict(self._before(self.numbers().stop).get(source, {}))
-
-    def _said_again(self, number: int, table: pa.Table) -> pa.Table:
-        return _with_positions(table, self._says(number) or {})
 
     def _before(self, number: int) -> Positions:
         """What holds where ``number`` is the next file's."""
@@ -471,6 +488,12 @@ def _with_positions(table: pa.Table, said: Positions) -> pa.Table:
         return table
     metadata = {**(table.schema.metadata or {}), _POSITIONS: json.dumps(said, sort_keys=True).encode()}
     return table.replace_schema_metadata(metadata)
+
+
+def _with_origin(table: pa.Table, origin: str | None) -> pa.Table:
+    if origin is None:
+        return table
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), _ORIGIN: origin.encode()})
 
 
 def file_name(number: int) -> str:

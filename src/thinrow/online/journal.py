@@ -8,8 +8,9 @@ to time, by size or age, what the file holds becomes one file of each log, and a
     <log>/impressions/0000000000000017.log     what the second journal file held
 
 After a kill the last file is read again: a frame that is not whole was never acknowledged. Its records go to the logs
-unless they are there: the head says where the logs ended when the file began, and a log file has the keys of its
-records. So nothing that was acknowledged is lost, and nothing is there twice.
+unless they were brought there: the head says where the logs ended when the file began, and a log file says of which
+records of which journal file it was made. So nothing that was acknowledged is lost, nothing is there twice, and what
+was erased from a log file meanwhile does not come back.
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ class Journal:
         self._closed = False
         self._queue: queue.SimpleQueue[_Record[Any] | None] = queue.SimpleQueue()
         self._held: list[_Record[Any]] = []
+        #: Of the journal file, by kind: rows that are in the logs.
+        self._brought: dict[int, int] = {}
         self._file: Any = None
         self._head: tuple[int, int] | None = None
         self._broken: StoreError | None = None
@@ -245,6 +248,7 @@ class Journal:
         partial.rename(path)
         sync_directory(self._folder)
         self._head = ends["impressions"], ends["outcomes"]
+        self._brought = {}
         self._file, self._since = file, time.monotonic()
 
     def _path(self, number: int) -> Path:
@@ -256,7 +260,10 @@ class Journal:
                 some = [r for r in self._held if r.kind == kind]
                 if some:
                     # Each kind is dropped when it is in its log: what fails after that must not bring it twice.
-                    log.append(type(some[0].records).concat([r.records for r in some]))
+                    records = type(some[0].records).concat([r.records for r in some])
+                    first = self._brought.get(kind, 0)
+                    log.append(records, origin=_origin(self._number, first, first + len(records)))
+                    self._brought[kind] = first + len(records)
                     self._held = [r for r in self._held if r.kind != kind]
             if self._file is not None:
                 self._file.close()
@@ -282,16 +289,35 @@ class Journal:
                 if not tables:
                     continue
                 records: Any = _joined(log, tables)
-                _, keys = log._pack(records)
-                done = 0
-                for part in (log.keys(n) for n in log.numbers() if n >= stop):
-                    if np.array_equal(part, keys[done : done + len(part)]):
-                        done += len(part)
-                log.append(records.take(np.arange(done, len(records))))
+                done = _brought(log, records, last, stop)
+                left = records.take(np.arange(done, len(records)))
+                log.append(left, origin=_origin(last, done, len(records)))
             path.unlink()
         for partial in self._folder.glob("*.tmp"):
             partial.unlink()
         return last
+
+
+def _origin(number: int, first: int, stop: int) -> str:
+    """Of a log file with the rows ``[first, stop)`` of its kind in a journal file."""
+    return json.dumps({"journal": number, "first": first, "stop": stop})
+
+
+def _brought(log: ImpressionLog | OutcomeLog, records: Impressions | Outcomes, number: int, start: int) -> int:
+    """How many of the records of a journal file are in its log, whose files from ``start`` on came after it began."""
+    _, keys = log._pack(records)  # type: ignore[arg-type]
+    done = 0
+    for n in log.numbers():
+        if n < start:
+            continue
+        said = log.origin_of(n)
+        if said is not None:
+            origin = json.loads(said)
+            done = max(done, int(origin["stop"])) if origin.get("journal") == number else done
+        elif np.array_equal(part := log.keys(n), keys[done : done + len(part)]):
+            # A file of thinrow 0.1 before it said so.
+            done += len(part)
+    return min(done, len(records))
 
 
 def _joined(log: ImpressionLog | OutcomeLog, tables: Sequence[pa.Table]) -> Impressions | Outcomes:

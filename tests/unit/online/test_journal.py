@@ -128,6 +128,58 @@ def test_what_was_brought_before_the_kill_is_not_brought_again(world: World, rol
     assert (world.logged(), world.outcomes()) == ([0, 1, 2], [0, 1])
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_what_was_erased_from_the_log_after_the_kill_does_not_come_back(world: World, again: bool) -> None:
+    journal = world.journal(roll_s=1e9)
+    for i in range(3):
+        journal.impressions(world.impression(i)).result(10)
+    journal.outcomes(Outcomes.of("click", [0, 1], [0, 1], [110, 111])).result(10)
+    path = next((world.folder / "j").glob("*.journal"))
+    data = path.read_bytes()
+    journal.close()
+    # Killed after the files of the logs were there, before that of the journal was removed.
+    path.write_bytes(data)
+    impressions, outcomes = world.logs()
+    assert impressions.rewrite(1, impressions.read(1).take(np.array([0, 2])))
+    assert outcomes.rewrite(1, outcomes.read(1).take(np.array([False, True])))
+    if again:
+        # What was rewritten once is rewritten by a second erasure.
+        assert impressions.rewrite(1, impressions.read(1).take(np.array([1])))
+    world.journal().close()
+    assert (world.logged(), world.outcomes()) == ([2] if again else [0, 2], [1])
+    assert not path.exists()
+
+
+def test_rows_that_were_brought_in_two_parts_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outcomes' log refuses for a while, so that impressions of one journal file go to two files."""
+    append, refusing = OutcomeLog.append, True
+
+    def refused(self: OutcomeLog, *arguments: Any, **options: Any) -> int | None:
+        if refusing:
+            raise OSError("no space left")
+        return append(self, *arguments, **options)
+
+    monkeypatch.setattr(OutcomeLog, "append", refused)
+    journal = world.journal(roll_bytes=1)
+    journal.outcomes(Outcomes.of("click", [0], [0], [110])).result(10)
+    for i in range(2):
+        journal.impressions(world.impression(i)).result(10)
+        for _ in range(200):
+            if len(world.logged()) == i + 1:
+                break
+            threading.Event().wait(0.02)
+    path = next((world.folder / "j").glob("*.journal"))
+    data = path.read_bytes()
+    refusing = False
+    journal.close()
+    path.write_bytes(data)
+    impressions, _ = world.logs()
+    assert len(impressions.numbers()) == 2
+    assert impressions.rewrite(1, impressions.read(1).take(np.array([], np.int64)))
+    world.journal().close()
+    assert (world.logged(), world.outcomes()) == ([1], [0])
+
+
 def test_a_full_disk_refuses_and_leaves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with world.journal(roll_s=1e9) as journal:
         journal.impressions(world.impression(1)).result(10)
@@ -191,11 +243,11 @@ def test_a_log_that_others_damage_refuses_and_is_gone_on_with(world: World) -> N
 def test_a_log_that_takes_nothing_for_a_while_gets_it_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     append, refused = ImpressionLog.append, []
 
-    def damaged_twice(log: ImpressionLog, records: Impressions) -> int | None:
+    def damaged_twice(log: ImpressionLog, records: Impressions, *, origin: str) -> int | None:
         if len(refused) < 2:
             refused.append(1)
             raise CorruptionError("missing", file="0000000000000001.log")
-        return append(log, records)
+        return append(log, records, origin=origin)
 
     monkeypatch.setattr(ImpressionLog, "append", damaged_twice)
     with world.journal(roll_s=0.05) as journal:
