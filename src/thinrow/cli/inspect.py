@@ -122,23 +122,27 @@ def _print_archive(out: Console, taken: Snapshot, pieces: Pieces) -> None:
         codecs = Table("column", "group", "codecs (stripes; bytes)")
         groups = {c.id: c.group for c in segment.columns}
         for column in segment.meta["columns"]:
-            codecs_of = column["codec_counts"], column.get("codec_bytes", {})
-            counts = ", ".join(_codec(int(k), n, codecs_of[1].get(k)) for k, n in codecs_of[0].items())
+            sizes, inner = column.get("codec_bytes", {}), column.get("inner_counts", {})
+            counts = ", ".join(
+                _codec(int(k), n, sizes.get(k), inner.get(k, {})) for k, n in column["codec_counts"].items()
+            )
             codecs.add_row(column["name"], groups[column["id"]], counts)
         for overlay in info.overlays:
             opened = generation.overlay(number, overlay.column)
             assert opened is not None
-            counts = ", ".join(_codec(int(k), n, None) for k, n in opened.codec_counts.items())
+            counts = ", ".join(_codec(int(k), n, None, {}) for k, n in opened.codec_counts.items())
             codecs.add_row(f"{opened.column.name}, backfilled", f"{opened.name}", counts)
         out.print(codecs)
 
 
-def _codec(codec: int, stripes: int, size: int | None) -> str:
-    """A codec with the stripes whose values it holds, and their bytes where the segment says."""
+def _codec(codec: int, stripes: int, size: int | None, inner: dict[str, int]) -> str:
+    """A codec with the stripes whose values it holds, and their bytes and the codecs within where the segment says."""
     from thinrow.core.units import format_bytes
     from thinrow.storage.codecs import CODEC_NAMES
 
-    return f"{CODEC_NAMES[codec]} ({stripes}{'' if size is None else f'; {format_bytes(size)}'})"
+    within = " and ".join(CODEC_NAMES[int(k)] for k in inner)
+    name = f"{CODEC_NAMES[codec]} of {within}" if within else CODEC_NAMES[codec]
+    return f"{name} ({stripes}{'' if size is None else f'; {format_bytes(size)}'})"
 
 
 def _print_events(out: Console, taken: Snapshot, newest: int) -> None:

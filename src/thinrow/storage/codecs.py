@@ -87,6 +87,17 @@ class EncodedStream:
     coded: bool = False
 
 
+def inner_codecs(stream: EncodedStream) -> dict[int, U8]:
+    """Codec with a plain block within -> that block's codec, of each stripe in which the stream has it."""
+    found = {}
+    for outer in (RUNS, SPARSE):
+        place = stream.offsets[:-1][stream.codec == outer]
+        if len(place):
+            # The head's first word: u32 count, u8 codec and u8 width of the block within.
+            found[outer] = stream.payload[place + 4]
+    return found
+
+
 def header_bytes(n_streams: int) -> int:
     """Bytes of the header of a chunk of ``n_streams`` blocks."""
     return (n_streams * ENTRY_DTYPE.itemsize + 7) // 8 * 8

@@ -501,6 +501,10 @@ def test_the_document_describes_the_files(tmp_path: Path, kind: str) -> None:
         assert document.meta["digests"]["identity"] == str(sum(identity(e) for _, e in document.rows) & MASK)
         for column in document.meta["columns"]:
             assert column["codec_counts"].keys() == column["codec_bytes"].keys()
+            inner = column.get("inner_counts", {})
+            assert {k: sum(v.values()) for k, v in inner.items()} == {
+                k: n for k, n in column["codec_counts"].items() if k in ("8", "9")
+            }
             assert document.meta["digests"][str(column["id"])] == str(content_digest(document.rows, column["id"]))
         read += document.rows
         codecs |= document.codecs

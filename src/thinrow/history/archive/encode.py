@@ -25,7 +25,7 @@ from thinrow.jagged.column import ARROW_TYPES
 from thinrow.kernels import kernel
 from thinrow.schema.event_schema import MAX_ELEMENTS
 from thinrow.storage.blocks import Planned, Values, encode_fixed, plan_fixed, plan_nullable
-from thinrow.storage.codecs import NO_CODE, EncodedStream, encode_bytes
+from thinrow.storage.codecs import NO_CODE, EncodedStream, encode_bytes, inner_codecs
 
 #: A fixed-width column has a segment dictionary where its distinct values are at most this many.
 _MAX_WORDS = 4_096
@@ -92,6 +92,7 @@ class EncodedColumn:
         digest: content digest (format section 8), modulo 2^64.
         codec_counts: codec -> stripes whose values it holds.
         codec_bytes: codec -> bytes of their blocks.
+        inner_counts: codec with a block within -> codec of that -> stripes.
     """
 
     dictionary: bytes | None
@@ -99,6 +100,7 @@ class EncodedColumn:
     digest: int
     codec_counts: dict[int, int]
     codec_bytes: dict[int, int]
+    inner_counts: dict[int, dict[int, int]]
 
 
 class ColumnEncoder:
@@ -109,6 +111,7 @@ class ColumnEncoder:
         self._digest = 0
         self._counts: Counter[int] = Counter()
         self._bytes: Counter[int] = Counter()
+        self._inner: dict[int, Counter[int]] = {}
         self._rows = 0
         self._coding = spec.is_bytes or spec.id > 0
         self._used = False
@@ -156,6 +159,8 @@ class ColumnEncoder:
         for codec in np.flatnonzero(counts).tolist():
             self._counts[codec] += int(counts[codec])
             self._bytes[codec] += int(sizes[codec])
+        for outer, inner in inner_codecs(streams[-1]).items():
+            self._inner.setdefault(outer, Counter()).update(inner.tolist())
         return streams
 
     def _encode(self, values: Values, null: npt.NDArray[np.bool_]) -> list[EncodedStream]:
@@ -164,7 +169,8 @@ class ColumnEncoder:
 
     def finish(self) -> EncodedColumn:
         """Dictionary, digest and counts of all that was added."""
-        counts = dict(sorted(self._counts.items())), dict(sorted(self._bytes.items()))
+        inner = {outer: dict(sorted(counts.items())) for outer, counts in sorted(self._inner.items())}
+        counts = dict(sorted(self._counts.items())), dict(sorted(self._bytes.items())), inner
         digest = self._digest % (1 << 64)
         if not self._used:
             return EncodedColumn(None, 0, digest, *counts)

@@ -189,6 +189,7 @@ class SegmentWriter:
                     "codec_bytes": {str(codec): n for codec, n in column.codec_bytes.items()},
                     "dictionary": place,
                 }
+                | _inner(column)
             )
         return {
             "kind": "segment",
@@ -207,6 +208,12 @@ class SegmentWriter:
             "columns": described,
             "digests": {k: str(v) for k, v in digests.items()},
         }
+
+
+def _inner(column: EncodedColumn) -> dict[str, Any]:
+    """What the blocks within are, where there are such."""
+    found = {str(outer): {str(c): n for c, n in inner.items()} for outer, inner in column.inner_counts.items()}
+    return {"inner_counts": found} if found else {}
 
 
 def content_digests(events: Events, schema: EventSchema) -> dict[str, int]:
