@@ -16,6 +16,7 @@ thread, warm files:
 
 from __future__ import annotations
 
+import copy
 import struct
 import tempfile
 import time
@@ -60,8 +61,7 @@ def run(options: Options) -> Result:
         contestants: dict[str, Read] = {}
         archived, recent = _split(data)
         contestants["thinrow.lmdb"] = _thinrow(stack, folder / "lmdb", data, archived, recent, None)
-        contestants["lmdb"] = _lmdb(stack, work, data, False)
-        contestants["lmdb_crc"] = _lmdb(stack, work, data, True)
+        contestants["lmdb"], contestants["lmdb_crc"] = _lmdb(stack, work, data)
         if redis_is_installed():
             server = stack.enter_context(RedisServer())
             url = server.url("bench")
@@ -127,16 +127,22 @@ def _thinrow(
     return read
 
 
-def _lmdb(stack: ExitStack, work: Work, data: Histories, crc: bool) -> Read:
-    peer = Lmdb(work, data, crc)
+def _lmdb(stack: ExitStack, work: Work, data: Histories) -> tuple[Read, Read]:
+    """Without and with CRCs, of one environment: a process may open it once."""
+    peer = Lmdb(work, data)
     stack.callback(peer.close)
+    checked = copy.copy(peer)
+    checked.crc = True
 
     def whole(users: Ints) -> Batch:
         return Batch(users, np.zeros(len(users), np.int64), data.first[users], data.first[users + 1])
 
     longest = np.argsort(np.diff(data.first))[-_BATCH:]
     out = new_out(data, [whole(longest)], max(_NEWEST))
-    return lambda users, newest: peer.read(whole(users), newest, out)
+    return (
+        lambda users, newest: peer.read(whole(users), newest, out),
+        lambda users, newest: checked.read(whole(users), newest, out),
+    )
 
 
 def _parquet_redis(stack: ExitStack, folder: Path, port: int, archived: pa.Table, recent: pa.Table) -> Read:

@@ -27,7 +27,8 @@ from thinrow.history.erase import EventsOf, Retention
 from thinrow.history.erasure import purge
 from thinrow.history.missing import COMPLETE, STATUS_ERASED, STATUS_EXPIRED
 from thinrow.history.reconstruct import reconstruct
-from thinrow.history.store import HistoryStore, next_epoch
+from thinrow.history.store import HistoryStore
+from thinrow.history.tiers import next_epoch
 from thinrow.schema import EventSchema, Projection
 from thinrow.storage.container import Container
 from thinrow.storage.objects import MemoryObjects

@@ -144,7 +144,11 @@ class _Worker:
             ready = [fd for fd, _ in poll.poll()]
             if self._reader in ready:
                 os._exit(0)
-            data, fds, _, _ = socket.recv_fds(self._control, MESSAGE.size, 1)
+            try:
+                data, fds, _, _ = socket.recv_fds(self._control, MESSAGE.size, 1)
+            except OSError:
+                # The reader was killed with messages that it had not read.
+                os._exit(0)
             if not data:
                 os._exit(0)
             kind, a, b, c = MESSAGE.unpack(data)
