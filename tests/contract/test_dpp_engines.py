@@ -204,11 +204,7 @@ class _RayEngine(EngineContract):
 
 
 #: An actor takes seconds to start, so that only this runs always.
-_ALWAYS = {
-    "test_an_error_comes_in_its_turn_with_its_cause",
-    "test_a_killed_worker_changes_nothing",
-    "test_a_run_is_taken_up_by_another_engine",
-}
+_ALWAYS = {"test_a_killed_worker_changes_nothing"}
 
 
 class TestRay(_RayEngine):

@@ -17,7 +17,11 @@ ROOT = Path(__file__).parents[2]
 CASES = sorted(p.stem for p in (ROOT / "bench" / "cases").glob("*.py") if p.stem != "__init__")
 
 
-@pytest.mark.parametrize("case", CASES)
+#: Half a minute each, for processes that import all that a peer needs.
+_LONG = ("dpp",)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in _LONG else c for c in CASES])
 def test_case_prints_ratios(case: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "bench", case, "--quick", "--json", "-"], cwd=ROOT, capture_output=True, text=True

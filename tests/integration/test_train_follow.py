@@ -87,6 +87,7 @@ def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Growi
     return log, result.losses
 
 
+@pytest.mark.slow
 def test_a_killed_run_over_a_growing_log_resumes_to_the_same_losses(
     world: World, whole: tuple[Growing, list[float]], tmp_path: Path
 ) -> None:
