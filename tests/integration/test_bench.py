@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 CASES = sorted(p.stem for p in (ROOT / "bench" / "cases").glob("*.py") if p.stem != "__init__")
 
 
-#: Half a minute each, for processes that import all that a peer needs.
-_LONG = ("dpp",)
+#: Half a minute each and more: what peers import, or a floor compiled for itself.
+_LONG = ("ceiling", "dpp")
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in _LONG else c for c in CASES])
