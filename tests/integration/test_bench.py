@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 CASES = sorted(p.stem for p in (ROOT / "bench" / "cases").glob("*.py") if p.stem != "__init__")
 
 
-#: Half a minute each and more: what peers import, or a floor compiled for itself.
-_LONG = ("ceiling", "dpp")
+#: Ten seconds each and more, for what peers import or compile.
+_LONG = ("attention", "ceiling", "dpp", "embedding", "features", "freshness", "ingest", "levels", "load", "transport")
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in _LONG else c for c in CASES])
