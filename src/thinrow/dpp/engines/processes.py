@@ -21,7 +21,6 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,8 +31,8 @@ import numpy as np
 
 from thinrow.core.errors import InputError
 from thinrow.dpp.engines.arena import Arena, Segment
-from thinrow.dpp.engines.failures import MAX_ENDED, START_S, check_settings, decode_error, start_lost, worker_lost
-from thinrow.dpp.engines.leases import Leases
+from thinrow.dpp.engines.failures import check_settings, decode_error
+from thinrow.dpp.engines.leased import LeasedEngine
 from thinrow.dpp.engines.packing import Packed, pack_job, unpack
 from thinrow.dpp.engines.spawn import fork_worker
 from thinrow.dpp.engines.template import DONE, FAILED, GRANT, HELLO, LEASE, MAX_MESSAGE, MESSAGE, READY, RETIRE, SIZE
@@ -126,12 +125,8 @@ class _Worker:
         self.process = -1
 
 
-class ProcessEngine(Generic[T]):
-    """An ``Engine`` of worker processes; see ``Processes`` and ``EngineChoice.start``.
-
-    Attributes:
-        restarts: workers that ended and were replaced.
-    """
+class ProcessEngine(LeasedEngine[_Worker, tuple[Segment, int]], Generic[T]):
+    """An ``Engine`` of worker processes; see ``Processes`` and ``EngineChoice.start``."""
 
     def __init__(
         self,
@@ -143,31 +138,23 @@ class ProcessEngine(Generic[T]):
         workers: int,
         window: int,
     ) -> None:
-        check_settings(workers=workers, window=window)
+        super().__init__(
+            "thinrow-dpp-processes",
+            first=first,
+            stop=stop,
+            workers=workers,
+            window=window,
+            lease_s=settings.lease_s,
+        )
         self._job = _shared(produce)
-        self._lease_s = settings.lease_s
-        self._n_workers = workers
-        self._leases: Leases[_Worker] = Leases(first, stop, window)
-        self._wake = _Wake()
-        self._arena = Arena(settings.buffer_bytes, self._retired, self._wake)
-        self._done: dict[int, tuple[Segment, int]] = {}
-        self._failed: dict[int, BaseException] = {}
-        self._broken: BaseException | None = None
-        self._changed = threading.Condition()
-        self._closed = False
-        self._waited_s = 0.0
-        self.restarts = 0
-        self._failed_starts = 0
-        self._workers: list[_Worker] = []
+        self._event = _Wake()
+        self._arena = Arena(settings.buffer_bytes, self._retired, self._event)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake.fd, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._manage, name="thinrow-dpp-processes", daemon=True)
+        self._selector.register(self._event.fd, selectors.EVENT_READ)
         self._thread.start()
 
-    @property
-    def waited_s(self) -> float:
-        """Seconds that ``next`` waited for items."""
-        return self._waited_s
+    def _wake(self) -> None:
+        self._event()
 
     @property
     def copied_bytes(self) -> int:
@@ -188,36 +175,13 @@ class ProcessEngine(Generic[T]):
     def next(self) -> T:
         """See ``Engine.next``. Arrays of the item are views of shared memory, writable, and live as long as they are
         kept."""
-        since = time.perf_counter()
         with self._changed:
-            if self._closed or self._leases.exhausted:
-                raise StopIteration
-            head = self._leases.head
-            self._changed.wait_for(lambda: head in self._done or head in self._failed or self._broken or self._closed)
-            self._waited_s += time.perf_counter() - since
-            if head in self._failed:
-                raise self._failed[head]
-            if self._broken is not None and head not in self._done:
-                raise self._broken
-            if self._closed:
-                raise StopIteration
-            segment, n = self._done.pop(head)
-            self._leases.advance()
+            segment, n = self._take()
             data = self._arena.lend(segment, n)
             del segment
         self._wake()
         item: T = unpack(data)
         return item
-
-    def close(self) -> None:
-        """End all workers; items that were delivered stay valid. May be called twice."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._wake()
-        # Garbage collection may call from any thread.
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
 
     def _manage(self) -> None:
         try:
@@ -226,11 +190,11 @@ class ProcessEngine(Generic[T]):
                     if self._closed:
                         break
                     self._serve()
-                    timeout = self._expire()
+                    timeout = self._expire(self._at_work())
                 for key, _ in self._selector.select(timeout):
                     with self._changed:
                         if key.data is None:
-                            os.eventfd_read(self._wake.fd)
+                            os.eventfd_read(self._event.fd)
                         elif not self._closed:
                             self._hear(key.data)
         except BaseException as e:
@@ -312,32 +276,10 @@ class ProcessEngine(Generic[T]):
         if worker.segment is not None:
             self._arena.back(worker.segment)
         self._arena.ended(worker)
-        self.restarts += 1
-        item = self._leases.lost(worker)
-        if item is not None and self._leases.ended(item) >= MAX_ENDED:
-            self._fail(item, worker_lost(item, how))
-        if not worker.ready and self._broken is None:
-            self._failed_starts += 1
-            if self._failed_starts >= MAX_ENDED:
-                self._broken = start_lost(how)
-        self._changed.notify_all()
+        self._count_lost(worker, how)
 
-    def _fail(self, item: int, error: BaseException) -> None:
-        self._failed[item] = error
-        self._leases.cut(item)
-
-    def _expire(self) -> float | None:
-        """Replace workers whose lease is over; seconds until the next one may be."""
-        now = time.monotonic()
-        at_work = [w for w in self._workers if not w.ready or (self._leases.held(w) is not None and not w.wants)]
-        ends = {w: w.since + (self._lease_s if w.ready else START_S) for w in at_work}
-        for worker, end in ends.items():
-            if now >= end:
-                self._lost(worker, f"it took longer than {end - worker.since} s")
-        if len(self._workers) < self._n_workers and self._broken is None:
-            return 0.0
-        left = [end - now for end in ends.values() if end > now]
-        return max(min(left), 0.0) + 0.01 if left else None
+    def _at_work(self) -> list[_Worker]:
+        return [w for w in self._workers if not w.ready or (self._leases.held(w) is not None and not w.wants)]
 
     def _retired(self, segment: Segment) -> None:
         owner = segment.owner

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pickle
 import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,16 +19,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from thinrow.core.errors import MissingExtraError
-from thinrow.dpp.engines.failures import (
-    MAX_ENDED,
-    START_S,
-    check_settings,
-    decode_error,
-    encode_error,
-    start_lost,
-    worker_lost,
-)
-from thinrow.dpp.engines.leases import Leases
+from thinrow.dpp.engines.failures import check_settings, decode_error, encode_error
+from thinrow.dpp.engines.leased import LeasedEngine
 from thinrow.dpp.engines.packing import Packed, pack_job, unpack
 
 T = TypeVar("T")
@@ -90,11 +81,10 @@ class _Actor:
         self.ready = False
 
 
-class RayEngine(Generic[T]):
+class RayEngine(LeasedEngine[_Actor, list[Any]], Generic[T]):
     """An ``Engine`` of Ray actors; see ``Ray`` and ``EngineChoice.start``.
 
     Attributes:
-        restarts: actors that ended and were replaced.
         copied_bytes: always 0: what Ray moves between nodes is not counted.
     """
 
@@ -103,7 +93,14 @@ class RayEngine(Generic[T]):
     def __init__(
         self, produce: Callable[[int], T], settings: Ray, *, first: int, stop: int | None, workers: int, window: int
     ) -> None:
-        check_settings(workers=workers, window=window)
+        super().__init__(
+            "thinrow-dpp-ray",
+            first=first,
+            stop=stop,
+            workers=workers,
+            window=window,
+            lease_s=settings.lease_s,
+        )
         try:
             import ray
         except ImportError:
@@ -115,64 +112,27 @@ class RayEngine(Generic[T]):
         self._job = self._ray.put(job)
         options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **settings.options}
         self._class = self._ray.remote(_Produce).options(**options)
-        self._lease_s, self._n_workers = settings.lease_s, workers
-        self._leases: Leases[_Actor] = Leases(first, stop, window)
-        self._done: dict[int, list[Any]] = {}
-        self._failed: dict[int, BaseException] = {}
-        self._broken: BaseException | None = None
-        self._actors: list[_Actor] = []
         self._opened = False
-        self._failed_starts = 0
         self._heard: queue.SimpleQueue[tuple[_Actor, int, Any] | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._waited_s = 0.0
-        self.restarts = 0
-        self._thread = threading.Thread(target=self._manage, name="thinrow-dpp-ray", daemon=True)
         self._thread.start()
 
-    @property
-    def waited_s(self) -> float:
-        """Seconds that ``next`` waited for items."""
-        return self._waited_s
+    def _wake(self) -> None:
+        self._heard.put(None)
 
     @property
     def actors(self) -> list[Any]:
         """Handles of the actors that are open."""
         with self._changed:
-            return [a.handle for a in self._actors if a.ready]
+            return [a.handle for a in self._workers if a.ready]
 
     def next(self) -> T:
         """See ``Engine.next``. Larger arrays of the item are read-only views of the object store, where they stay as
         long as they are kept."""
-        since = time.perf_counter()
         with self._changed:
-            if self._closed or self._leases.exhausted:
-                raise StopIteration
-            head = self._leases.head
-            self._changed.wait_for(lambda: head in self._done or head in self._failed or self._broken or self._closed)
-            self._waited_s += time.perf_counter() - since
-            if head in self._failed:
-                raise self._failed[head]
-            if self._broken is not None and head not in self._done:
-                raise self._broken
-            if self._closed:
-                raise StopIteration
-            parts = self._done.pop(head)
-            self._leases.advance()
-        self._heard.put(None)
+            parts = self._take()
+        self._wake()
         item: T = pickle.loads(parts[0], buffers=parts[1:])
         return item
-
-    def close(self) -> None:
-        """End all actors; items that were delivered stay valid. May be called twice."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._heard.put(None)
-        # Garbage collection may call from any thread.
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
 
     def _manage(self) -> None:
         try:
@@ -181,7 +141,7 @@ class RayEngine(Generic[T]):
                     if self._closed:
                         break
                     self._serve()
-                    timeout = self._expire()
+                    timeout = self._expire(self._at_work())
                 try:
                     heard = self._heard.get(timeout=timeout)
                 except queue.Empty:
@@ -196,18 +156,18 @@ class RayEngine(Generic[T]):
                 self._changed.notify_all()
         finally:
             with self._changed:
-                for actor in self._actors:
+                for actor in self._workers:
                     self._end(actor)
-                self._actors.clear()
+                self._workers.clear()
                 self._done.clear()
 
     def _serve(self) -> None:
         """Start actors that are missing, lease to who is idle."""
-        while len(self._actors) < self._n_workers and self._broken is None:
+        while len(self._workers) < self._n_workers and self._broken is None:
             actor = _Actor(self._class.remote())
-            self._actors.append(actor)
+            self._workers.append(actor)
             self._call(actor, -1, actor.handle.open, self._job)
-        for actor in self._actors:
+        for actor in self._workers:
             if actor.ready:
                 item = self._leases.take(actor)
                 if item is not None:
@@ -219,7 +179,7 @@ class RayEngine(Generic[T]):
 
     def _hear(self, actor: _Actor, item: int, done: Any) -> None:
         """An actor has opened (item -1) or made an item, or is no more."""
-        if actor not in self._actors or self._closed:
+        if actor not in self._workers or self._closed:
             return
         error = done.exception()
         if error is not None:
@@ -239,35 +199,13 @@ class RayEngine(Generic[T]):
 
     def _lost(self, actor: _Actor, how: str) -> None:
         """An actor ended, or has to: its item goes to another one, and another one comes."""
-        self._actors.remove(actor)
+        self._workers.remove(actor)
         self._end(actor)
-        self.restarts += 1
-        item = self._leases.lost(actor)
-        if item is not None and self._leases.ended(item) >= MAX_ENDED:
-            self._fail(item, worker_lost(item, how))
-        if not actor.ready and self._broken is None:
-            self._failed_starts += 1
-            if self._failed_starts >= MAX_ENDED:
-                self._broken = start_lost(how)
-        self._changed.notify_all()
+        self._count_lost(actor, how)
 
-    def _fail(self, item: int, error: BaseException) -> None:
-        self._failed[item] = error
-        self._leases.cut(item)
-
-    def _expire(self) -> float | None:
-        """Replace actors whose lease is over; seconds until the next one may be. Where some are open, others may wait
-        for a free CPU as long as it takes."""
-        now = time.monotonic()
-        at_work = [a for a in self._actors if self._leases.held(a) is not None or not (a.ready or self._opened)]
-        ends = {a: a.since + (self._lease_s if a.ready else START_S) for a in at_work}
-        for actor, end in ends.items():
-            if now >= end:
-                self._lost(actor, f"it took longer than {end - actor.since} s")
-        if len(self._actors) < self._n_workers and self._broken is None:
-            return 0.0
-        left = [end - now for end in ends.values() if end > now]
-        return max(min(left), 0.0) + 0.01 if left else None
+    def _at_work(self) -> list[_Actor]:
+        # Where some are open, others may wait for a free CPU as long as it takes.
+        return [a for a in self._workers if self._leases.held(a) is not None or not (a.ready or self._opened)]
 
     def _end(self, actor: _Actor) -> None:
         with suppress(Exception):
