@@ -10,9 +10,7 @@ A row is bound to be used or lost, so nothing here runs in evaluation or serving
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError
+from thinrow.core.named import imported
 from thinrow.core.wrap import mix64_words
 
 Ints = npt.NDArray[np.int64]
@@ -119,7 +118,7 @@ class Budget:
             return usage.last
         if self.evict == "lfu":
             return usage.counts
-        scores = np.asarray(_function(self.evict)(usage))
+        scores = np.asarray(imported(self.evict, f"budget: evict={self.evict!r}")(usage))
         if scores.shape != usage.keys.shape or scores.dtype.kind not in "iuf" or np.isnan(scores).any():
             raise InputError(
                 f"budget: {self.evict} gave {scores.dtype} of shape {scores.shape}; it must give "
@@ -138,12 +137,3 @@ class Budget:
             return cls(**json.loads(saved.tobytes()))
         except (TypeError, ValueError) as e:
             raise InputError(f"the state's budget is none ({e}); pass DynamicTable.state()") from e
-
-
-def _function(path: str) -> Callable[[Usage], npt.NDArray[Any]]:
-    module, name = path.split(":")
-    try:
-        found: Callable[[Usage], npt.NDArray[Any]] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as e:
-        raise InputError(f"budget: evict={path!r} cannot be imported ({e}); install the module that has it") from e
-    return found

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from thinrow.core.errors import InputError
 from thinrow.core.ragged import offsets_of
 from thinrow.features.hash import Hash
-from thinrow.features.node import Domain, Node, check_bucket_count, check_seed
+from thinrow.features.node import RELATE, Domain, Node, check_bucket_count, check_seed, joint_domain
 from thinrow.features.value import Value, aligned, united_mask
 from thinrow.kernels import kernel
 
@@ -49,12 +49,7 @@ class Cross(Node):
         check_seed("cross", self.seed)
         if len(self.inputs) < 2:
             raise InputError(f"cross of {len(self.inputs)} columns; give two or more")
-        domains = sorted({i.domain for i in self.inputs})
-        if domains not in (["cand"], ["ctx"], ["history"], ["cand", "ctx"]):
-            raise InputError(
-                f"cross of {' and '.join(domains)} columns; an event is shared by many examples: "
-                "use HistoryMatch to relate candidates to a history"
-            )
+        joint_domain("cross", self.inputs, RELATE)
 
     @property
     def operands(self) -> tuple[Node, ...]:
@@ -66,7 +61,7 @@ class Cross(Node):
 
     @property
     def domain(self) -> Domain:
-        return next((i.domain for i in self.inputs if i.domain != "ctx"), "ctx")
+        return joint_domain("cross", self.inputs, RELATE)
 
     def evaluate(self, operands: Sequence[Value]) -> Value:
         parts, offsets = _every_combination(operands) if self.product else aligned(operands, "cross")

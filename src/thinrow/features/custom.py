@@ -16,7 +16,6 @@ to trust the modules that it names, as with a pickle: they are imported then.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -26,7 +25,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from thinrow.core.errors import InputError
-from thinrow.features.node import Domain, Node
+from thinrow.core.named import imported
+from thinrow.features.node import RELATE, Domain, Node, joint_domain
 from thinrow.features.value import Value, aligned, united_mask
 
 _DTYPES = ("int8", "int16", "int32", "int64", "float32", "float64")
@@ -97,12 +97,7 @@ class Custom(Node):
             object.__setattr__(self, "function", self.function.name)
         if not isinstance(self.function, str) or self.function.count(":") != 1 or self.version < 0:
             raise InputError(f"custom: function={self.function!r} is no feature_function; decorate it with one")
-        domains = sorted({i.domain for i in self.inputs})
-        if domains not in (["cand"], ["ctx"], ["history"], ["cand", "ctx"]):
-            raise InputError(
-                f"custom of {' and '.join(domains) or 'no'} columns; an event is shared by many examples: "
-                "use HistoryMatch to relate candidates to a history"
-            )
+        joint_domain("custom", self.inputs, RELATE)
 
     @property
     def operands(self) -> tuple[Node, ...]:
@@ -114,7 +109,7 @@ class Custom(Node):
 
     @property
     def domain(self) -> Domain:
-        return next((i.domain for i in self.inputs if i.domain != "ctx"), "ctx")
+        return joint_domain("custom", self.inputs, RELATE)
 
     def evaluate(self, operands: Sequence[Value]) -> Value:
         function = self._resolve()
@@ -134,11 +129,7 @@ class Custom(Node):
         return result.astype(function.dtype, copy=False)
 
     def _resolve(self) -> FeatureFunction:
-        module, name = self.function.split(":")
-        try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as e:
-            raise InputError(f"custom: {self.function} cannot be imported ({e}); install the module that has it") from e
+        found = imported(self.function, f"custom: {self.function}")
         if not isinstance(found, FeatureFunction):
             raise InputError(f"custom: {self.function} is no feature_function; decorate it with one")
         if found.version != self.version:

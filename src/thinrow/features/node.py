@@ -25,6 +25,8 @@ from thinrow.kernels.chain import Step
 #: What a value stands beside: an event (shared by the examples of its user), a candidate, or an example.
 Domain = Literal["history", "cand", "ctx"]
 DOMAINS: tuple[Domain, ...] = ("history", "cand", "ctx")
+#: What to do where an op cannot stand beside an event and a candidate at once.
+RELATE = "use HistoryMatch to relate candidates to a history"
 #: Inputs that every example has: the times of its events, and its own.
 EVENT_TS, REQUEST_TS = "history.event_ts", "ctx.request_ts"
 
@@ -140,6 +142,19 @@ class Elementwise(Node):
 
     def evaluate(self, operands: Sequence[Value]) -> Value:
         raise AssertionError("the plan computes the elementwise ops of a column together")
+
+
+def joint_domain(op: str, nodes: Sequence[Node], remedy: str) -> Domain:
+    """What an op of several columns stands beside: their one domain, or candidates with context beside them.
+
+    Raises:
+        InputError: with the ``remedy``, where they are of an event and of a request, or none.
+    """
+    domains = {n.domain for n in nodes}
+    if domains not in ({"cand"}, {"ctx"}, {"history"}, {"cand", "ctx"}):
+        named = " and ".join(sorted(domains)) or "no"
+        raise InputError(f"{op} of {named} columns; an event is shared by many examples: {remedy}")
+    return next((d for d in domains if d != "ctx"), "ctx")
 
 
 def integers(dtype: np.dtype[Any], op: str, remedy: str) -> None:

@@ -18,10 +18,11 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from thinrow.core.errors import InputError
-from thinrow.features.node import Domain, Node
+from thinrow.features.node import Domain, Node, joint_domain
 from thinrow.features.value import Value, aligned, united_mask
 
 Unit = Literal["ms", "s", "m", "h", "d"]
+_REMEDY = "take both times from the event, or both from the request"
 _MS: dict[str, int] = dict(zip(get_args(Unit), (1, 1000, 60_000, 3_600_000, 86_400_000), strict=True))
 
 
@@ -43,12 +44,7 @@ class TimeDelta(Node):
     def __post_init__(self) -> None:
         if self.unit not in _MS:
             raise InputError(f"time_delta: unit={self.unit!r}; it must be one of {', '.join(_MS)}")
-        domains = sorted({self.since.domain, self.until.domain})
-        if domains not in (["cand"], ["ctx"], ["history"], ["cand", "ctx"]):
-            raise InputError(
-                f"time_delta of {' and '.join(domains)} columns; an event is shared by many examples: "
-                "take both times from the event, or both from the request"
-            )
+        joint_domain("time_delta", self.operands, _REMEDY)
 
     @property
     def operands(self) -> tuple[Node, ...]:
@@ -56,7 +52,7 @@ class TimeDelta(Node):
 
     @property
     def domain(self) -> Domain:
-        return self.since.domain if self.since.domain != "ctx" else self.until.domain
+        return joint_domain("time_delta", self.operands, _REMEDY)
 
     @property
     def ms(self) -> int:

@@ -28,19 +28,19 @@ from thinrow.kernels.numba.jit import intrinsic, njit
 Array = npt.NDArray[Any]
 
 
-def _tables() -> Array:
-    """(8, 256) uint32: ``T[k][b]`` advances byte b through k further zero bytes."""
+def crc_tables(polynomial: int) -> npt.NDArray[np.uint32]:
+    """(8, 256) uint32 of a reflected polynomial: ``T[k][b]`` advances byte b through k further zero bytes."""
     table = np.empty((8, 256), np.uint32)
     row = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        row = (row >> np.uint32(1)) ^ np.where(row & np.uint32(1), np.uint32(0x82F63B78), np.uint32(0))
+        row = (row >> np.uint32(1)) ^ np.where(row & np.uint32(1), np.uint32(polynomial), np.uint32(0))
     table[0] = row
     for k in range(1, 8):
         table[k] = (table[k - 1] >> np.uint32(8)) ^ row[table[k - 1] & np.uint32(0xFF)]
     return table
 
 
-TABLES = _tables()
+TABLES = crc_tables(0x82F63B78)
 
 
 def _features() -> frozenset[str]:

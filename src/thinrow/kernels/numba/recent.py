@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.units import EPOCH_BITS
+from thinrow.kernels.numba.crc import crc_tables
 from thinrow.kernels.numba.intrinsics import load64
 from thinrow.kernels.numba.jit import njit
 from thinrow.kernels.numba.scalar import identity_of
@@ -29,19 +30,8 @@ _RESIDUE = np.uint32(0x2144DF1C)
 _EPOCH_BITS = np.int64(EPOCH_BITS)
 
 
-def _crc_tables() -> npt.NDArray[np.uint32]:
-    """(8, 256) uint32 of zlib's polynomial: ``T[k][b]`` advances byte b through k further zero bytes."""
-    table = np.empty((8, 256), np.uint32)
-    row = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        row = (row >> np.uint32(1)) ^ np.where(row & np.uint32(1), np.uint32(0xEDB88320), np.uint32(0))
-    table[0] = row
-    for k in range(1, 8):
-        table[k] = (table[k - 1] >> np.uint32(8)) ^ row[table[k - 1] & np.uint32(0xFF)]
-    return table
-
-
-_CRC = _crc_tables()
+#: Of zlib's polynomial.
+_CRC = crc_tables(0xEDB88320)
 
 
 @njit
