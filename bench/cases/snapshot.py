@@ -4,7 +4,8 @@ The archive holds all events but the newest 64 of each user, which are in the re
 same random requests, one user at a time (``one``) and 64 users a call, as a service gathers them (``batch_64``); one
 thread, warm files:
 
-- ``thinrow.lmdb``, ``thinrow.redis``: ``store.read``: pin, version, recent events, verified archive, merged.
+- ``thinrow.lmdb``, ``thinrow.redis``: ``store.read``: pin, recent events, checked archive, merged. It makes no version:
+  ``store.snapshot`` does, for what is logged.
 - ``parquet_redis``: the pipeline that most begin with: recent events packed in a Redis list a user, older ones in a
   Parquet table sorted by user (zstd, row groups of 64 Ki rows, read through an open dataset with one filter a call).
 - ``lmdb``: an LMDB that holds everything, recent or not, as stripes of 256 events, which are copied out. It checks

@@ -120,11 +120,18 @@ PIECE_DTYPE = np.dtype(
     STATE_FIELDS,
 ) = range(26)  # fmt: skip
 
-#: Head of what ``read_few`` finds: users, rows, events delivered, pieces, mixed pieces, bytes of chunks, of blocks of
-#: event_ts and of arrival that planning read; then bytes of blocks by stream, and of chunks.
-FOUND_USERS, FOUND_ROWS, FOUND_DELIVERED, FOUND_PIECES, FOUND_MIXED, PLAN_TIMES, PLAN_ARRIVALS, PLAN_CHUNKS, USED = (
-    range(9)
-)
+#: Head of what ``read_few`` and ``read_live`` find: users, rows, events delivered, pieces, mixed pieces, recent events,
+#: bytes of blocks of event_ts and of arrival and of chunks that planning read; then bytes of blocks by stream, and of
+#: chunks.
+(
+    FOUND_USERS, FOUND_ROWS, FOUND_DELIVERED, FOUND_PIECES, FOUND_MIXED, FOUND_RECENT,
+    PLAN_TIMES, PLAN_ARRIVALS, PLAN_CHUNKS, USED,
+) = range(10)  # fmt: skip
+
+#: Of rows in blocks of a recent tier, as ``read_live`` takes them: head of their blocks, bytes of a row; then of each
+#: stream what is to be done (``TAKE`` the value at this byte, ``TEST`` this bit, or ``SET`` to this) and this number.
+LIVE_HEAD, LIVE_ROW_BYTES, LIVE_STREAMS = range(3)
+TAKE, TEST, SET = range(3)
 
 
 class FewTables:

@@ -54,9 +54,11 @@ from thinrow.history.erasure import (
 from thinrow.history.evolve import evolve
 from thinrow.history.intake import CheckedEvents, check_table, request_times
 from thinrow.history.journal import Journal, Pending
+from thinrow.history.live import read_live
 from thinrow.history.load import MEMORY_BYTES, LoadOptions, LoadProgress, bulk_load
 from thinrow.history.place import archive_objects, forget, remember, remembered
 from thinrow.history.rebucket import RebucketReport, rebucket
+from thinrow.history.recent.blocks import BlockTier
 from thinrow.history.recent.tier import Advance, AppendResult, RecentTier
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.snapshot import MAX_INLINE_EVENTS, Snapshot, take_snapshot
@@ -529,6 +531,11 @@ class HistoryStore:
 
     def read(self, users: object, request_ts: npt.ArrayLike, projection: Projection | None = None) -> Reconstruction:
         """Snapshot and rebuild at once: the histories as a model served now would see them. Changes nothing."""
+        if isinstance(self.recent, BlockTier) and projection is not None and projection.max_len is not None:
+            ids = as_users(users, self.recent.schema.user_kind)
+            found = read_live(self.pin, self.recent, ids.copy(), request_times(request_ts, len(ids)), projection)
+            if found is not None:
+                return found
         taken = self.peek(users, request_ts)
         return reconstruct(taken.generation, taken.requests, projection)
 

@@ -38,6 +38,7 @@ KERNELS: dict[str, str] = {
     "place_users": "batch",
     "plan_batch": "batch",
     "read_few": "batch",
+    "read_live": "live",
     "distinct_keys": "plan",
     "buckets_of_keys": "plan",
     "pairs_of_users": "plan",

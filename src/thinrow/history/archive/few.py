@@ -61,6 +61,8 @@ class Few:
 
     def __init__(self, generation: Generation, columns: tuple[StoredColumn, ...], used: npt.NDArray[np.bool_]) -> None:
         self.columns, self.used = columns, used
+        #: By kind of block of a recent tier, bytes of a row and how the streams are read of it (``history.live``).
+        self.live: dict[int, tuple[int, Ints] | None] = {}
         self.tables: FewTables | None = None
         if not used.any() or any(c.ragged or c.is_bytes for c in columns):
             return
@@ -87,7 +89,7 @@ class Few:
         )  # fmt: skip
         #: Of event_ts and each column: name, id, first byte in a row, dtype, bytes a row, elements, and of nulls first
         #: byte or -1; streams of both.
-        self._parts = [self._part(read, i, c, row_bytes) for i, c in enumerate((_KEYS[0], *columns))]
+        self.parts = [self._part(read, i, c, row_bytes) for i, c in enumerate((_KEYS[0], *columns))]
 
     @staticmethod
     def _part(
@@ -145,30 +147,8 @@ class Few:
             return done, None
         head = found[:at].tolist()
         n_users, total = head[FOUND_USERS], head[FOUND_ROWS]
-        event_ts, columns, used_by = None, {}, head[USED:]
-        if head[FOUND_MIXED]:
-            stats.book_bytes(EVENT_TS_ID, head[PLAN_TIMES])
-            stats.book_bytes(ARRIVAL_ID, head[PLAN_ARRIVALS])
-        for name, column_id, first, dtype, size, elements, nulls, w, w_nulls in self._parts:
-            begin = capacity * first
-            values = out[begin : begin + total * size].view(dtype)
-            used, valid = used_by[w], None
-            if nulls >= 0:
-                used += used_by[w_nulls]
-                said = out[capacity * nulls : capacity * nulls + total]
-                if said.any():
-                    valid = said == 0
-            stats.book_bytes(column_id, used)
-            if event_ts is None:
-                event_ts = values
-            else:
-                columns[name] = Column(values.reshape(-1, elements) if elements else values, valid)
-        assert event_ts is not None
-        stats.pieces += head[FOUND_PIECES]
-        stats.mixed_pieces += head[FOUND_MIXED]
-        stats.bytes_read += head[PLAN_CHUNKS] + head[at - 1]
+        event_ts, columns = self.columns_in(out, capacity, head, stats)
         stats.events_decoded += total
-        stats.events_delivered += head[FOUND_DELIVERED]
         user_of, rest = found[at + n : at + 2 * n], at + 2 * n
         distinct, bound = found[at : at + n_users], found[rest + 3 * n + 1 :]
         events = Events.lazy(
@@ -181,6 +161,32 @@ class Few:
         start, stop = found[rest + n + 1 : rest + 2 * n + 1], found[rest + 2 * n + 1 : rest + 3 * n + 1]
         stats.clock("decode", since)
         return done, SharedHistories(events, user_of, start, stop, bound, exact)
+
+    def columns_in(
+        self, out: npt.NDArray[np.uint8], capacity: int, head: list[int], stats: ReadStats
+    ) -> tuple[Ints, dict[str, Column]]:
+        """event_ts and the columns of the rows in ``out``, views; ``stats`` gets what the call says of them in the
+        ``head`` of what it found, but for the events that it decoded."""
+        total, used_by, size_of = head[FOUND_ROWS], head[USED:], stats.column_bytes
+        if head[FOUND_MIXED]:
+            stats.book_bytes(EVENT_TS_ID, head[PLAN_TIMES])
+            stats.book_bytes(ARRIVAL_ID, head[PLAN_ARRIVALS])
+        found = []
+        for name, column_id, first, dtype, _, elements, nulls, w, w_nulls in self.parts:
+            used, valid = used_by[w], None
+            if nulls >= 0:
+                used += used_by[w_nulls]
+                said = out[capacity * nulls : capacity * nulls + total]
+                if said.any():
+                    valid = said == 0
+            size_of[column_id] = size_of.get(column_id, 0) + used
+            shape = (total, elements) if elements else (total,)
+            found.append((name, Column(np.ndarray(shape, dtype, out, capacity * first), valid)))
+        stats.pieces += head[FOUND_PIECES]
+        stats.mixed_pieces += head[FOUND_MIXED]
+        stats.bytes_read += head[PLAN_CHUNKS] + head[-1]
+        stats.events_delivered += head[FOUND_DELIVERED]
+        return found.pop(0)[1].values, dict(found)
 
 
 class FewReads:
@@ -206,6 +212,18 @@ class FewReads:
     ) -> SharedHistories | None:
         """The newest archived events of (X,) requests, verified; None where they are to be read the long way, or, with
         ``same``, where events of these users were archived since."""
+        few = self.of(generation, columns, users, max_len)
+        if few is None or max_len is None:
+            return None
+        done, histories = few.read(generation, users, request_ts, versions, max_len, horizon_ms, same, stats)
+        if self.prepared(done, few, generation, users):
+            done, histories = few.read(generation, users, request_ts, versions, max_len, horizon_ms, same, stats)
+        return histories
+
+    def of(
+        self, generation: Generation, columns: tuple[StoredColumn, ...], users: Users, max_len: int | None
+    ) -> Few | None:
+        """What to read the newest ``max_len`` events of ``users`` by; None where one call cannot read them."""
         n = len(users)
         if max_len is None or not n or n * max_len > MAX_ROWS or users.dtype != np.int64:
             return None
@@ -219,15 +237,15 @@ class FewReads:
             if len(self._few) >= _MAX_TABLES:
                 self._few.clear()
             few = self._few[id(columns)] = Few(generation, columns, used)
-        if few.tables is None:
-            return None
-        done, histories = few.read(generation, users, request_ts, versions, max_len, horizon_ms, same, stats)
+        return None if few.tables is None else few
+
+    def prepared(self, done: int, few: Few, generation: Generation, users: Users) -> bool:
+        """Whether what a call lacked, as it says, is there now."""
         if done == _NO_PAGE:
             few.load_pages(generation, users)
-            done, histories = few.read(generation, users, request_ts, versions, max_len, horizon_ms, same, stats)
-        if done == _NOT_HERE:
+        elif done == _NOT_HERE:
             self._meet(generation, users)
-        return histories
+        return done == _NO_PAGE
 
     def _meet(self, generation: Generation, users: Users) -> None:
         """Take in the segments of more users: all there are where these are few, else tables are made anew when a

@@ -147,6 +147,10 @@ class Generation:
         self._archive.look_for_revocations()
         self._archive.require_live(self.number)
 
+    def require_readable(self) -> None:
+        """Raises Erased where this process knows that the generation was revoked."""
+        self._archive.require_live(self.number)
+
     def segment(self, number: int) -> Segment:
         """The opened segment.
 
@@ -181,7 +185,7 @@ class Generation:
                     self._sets.clear()
                 self._sets[key] = found
         else:
-            self._archive.require_live(self.number)
+            self.require_readable()
         return found
 
     def _whole(self, number: int) -> Segment:
@@ -359,8 +363,7 @@ class Archive:
 
     def pin(self) -> Generation:
         """The newest generation. Raises StoreNotFound where there is none."""
-        with self._lock:
-            pinned = self._pinned
+        pinned = self._pinned
         if pinned is not None and self._log.is_newest(pinned.number):
             return pinned
         latest = self._log.latest()
@@ -508,8 +511,7 @@ class Archive:
 
     def open_segment(self, bucket: int, info: SegmentInfo) -> Segment:
         """The opened segment, kept open while the newest generation holds it."""
-        with self._lock:
-            found = self._open.get(info.name)
+        found = self._open.get(info.name)
         if found is None:
             found = Segment(self.objects, info.name, self._pages)
             found.require(bucket, info)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from thinrow.core.errors import DuplicateEventError, InputError, SchemaError
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import NEVER
-from thinrow.core.users import UserKind, Users, as_users
+from thinrow.core.users import UserKind, Users, as_users, plain
 from thinrow.history.recent.keys import NO_ROWS, Grouped, group_by_number, group_by_text, id_keys
 from thinrow.history.recent.rows import Rows
 from thinrow.jagged import Column
@@ -227,6 +227,14 @@ def check_bounds(
         twice = next(a for a, b in pairwise(listed) if a == b)
         raise InputError(f"user {twice!r} is asked for twice; pass each user once")
     return ids, values
+
+
+def refuse_overflow(users: Users, counters: npt.NDArray[np.int64], added: npt.NDArray[np.int64]) -> None:
+    """Raises InputError where ``added`` numbers above the ``counters`` of users would end beyond all numbers."""
+    over = counters > NEVER - 1 - added
+    if over.any():
+        u = int(np.argmax(over))
+        raise InputError(f"user {plain(users[u])!r} has counter {counters[u]}; arrival numbers end at {NEVER - 1}")
 
 
 def _check_times(event_ts: npt.NDArray[np.int64] | Column, n: int) -> npt.NDArray[np.int64]:

@@ -16,13 +16,13 @@ from typing import Literal, Protocol, Self, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import CommitConflict, CorruptionError, InputError, UnknownEventError
+from thinrow.core.errors import CommitConflict, CorruptionError, UnknownEventError
 from thinrow.core.ragged import offsets_of
-from thinrow.core.units import EPOCH_BITS, NEVER
-from thinrow.core.users import Users, plain
-from thinrow.history.recent.batch import Batch, BatchCheck, Fresh, check_bounds, id_value
+from thinrow.core.units import EPOCH_BITS
+from thinrow.core.users import Users
+from thinrow.history.recent.batch import Batch, BatchCheck, Fresh, check_bounds, id_value, refuse_overflow
 from thinrow.history.recent.evolution import shape_of
-from thinrow.history.recent.keys import pack_pairs, unpack_pairs, user_keys, users_of_keys
+from thinrow.history.recent.keys import UNKNOWN, joined_pairs, pack_pairs, unpack_pairs, user_keys, users_of_keys
 from thinrow.history.recent.opened import open_blocks
 from thinrow.history.recent.positions import positions_of, refuse_moved, sealed_positions
 from thinrow.history.recent.rows import (
@@ -45,6 +45,7 @@ T = TypeVar("T")
 _PAIRS_AT_ONCE = 65_536
 #: Schemas of which plans are kept.
 _MAX_PLANS = 64
+_PAD = bytes(8)
 
 
 class Reading(Protocol):
@@ -75,6 +76,10 @@ class Reading(Protocol):
 
         Returns how many were added.
         """
+        ...
+
+    def held(self, user_key: bytes, into: list[bytes]) -> None:
+        """Add key, value, key, value, ... of all of the user's blocks, in order."""
         ...
 
     def holders(self) -> list[bytes]:
@@ -232,6 +237,10 @@ class BlockTier(ABC):
         by_id = {c.id: c for c in schema.columns}
         return replace(schema, columns=tuple(by_id[c.id] for c in stored.columns))
 
+    def schema_of(self, schema_id: int) -> EventSchema | None:
+        """The schema of that id, as blocks have its columns; None where none is stored."""
+        return self._schema_of(schema_id)
+
     def _append(self, txn: Writing, schema: EventSchema, batch: Batch, resolve: Resolve | None) -> AppendResult:
         grouped, n = batch.grouped, len(batch)
         if batch.target_keys:
@@ -280,7 +289,7 @@ class BlockTier(ABC):
         encoded = encode_rows(schema, fresh.rows(batch, targets))
         numbered = number_rows(encoded, keys, held, floors, fresh.offsets, fresh.id_rows, self._name)
         if numbered.over >= 0:
-            _refuse_overflow(batch.grouped.users, self._above_epoch(txn, keys)[0], np.diff(fresh.offsets))
+            refuse_overflow(batch.grouped.users, self._above_epoch(txn, keys)[0], np.diff(fresh.offsets))
         return numbered
 
     def _counters(self, txn: Reading, keys: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -365,6 +374,23 @@ class BlockTier(ABC):
             row, why = min(unknown.items())
             raise UnknownEventError(f"row {row}: {why}", tuple(sorted(unknown)))
         return target_ts, target_arrival
+
+    def held(self, users: Users) -> bytes:
+        """All that is held of distinct users that are numbers, as bytes: the pair (counter, trimmed) of each, or
+        ``UNKNOWN``; then key, value, key, value, ... of all their blocks in order; then 8 bytes of 0.
+
+        Raises:
+            CorruptionError: a pair is not as long as one.
+        """
+        names = user_keys(users)
+        parts: list[bytes] = []
+        with self._read() as txn:
+            txn.fetch(names, blocks=True)
+            found = txn.pairs("users", names)
+            for name in found if len(found) == len(names) else [name for name in names if name in found]:
+                txn.held(name, parts)
+        pairs = joined_pairs([found.get(name, UNKNOWN) for name in names], self._name, "the user counters")
+        return pairs + b"".join(parts) + _PAD
 
     def read_since(self, users: Users, after: npt.NDArray[np.int64], schema: EventSchema | None = None) -> RecentRead:
         """See ``RecentTier.read_since``."""
@@ -491,7 +517,7 @@ class BlockTier(ABC):
         def work(txn: Writing) -> npt.NDArray[np.int64]:
             counters, trimmed = self._above_epoch(txn, keys)
             first = np.maximum(counters, at_least)
-            _refuse_overflow(users, first, n)
+            refuse_overflow(users, first, n)
             txn.put_pairs("users", zip(keys, pack_pairs(first + n, trimmed), strict=True))
             return first
 
@@ -555,13 +581,6 @@ class BlockTier(ABC):
             at = np.maximum(np.searchsorted(first, arrival, side="right") - 1, 0)
             goes = (arrival >= first[at]) & (arrival <= last[at])
             txn.drop_pairs("ids", [held[i][0] for i in np.flatnonzero(goes).tolist()])
-
-
-def _refuse_overflow(users: Users, counters: npt.NDArray[np.int64], added: npt.NDArray[np.int64]) -> None:
-    over = counters > NEVER - 1 - added
-    if over.any():
-        u = int(np.argmax(over))
-        raise InputError(f"user {plain(users[u])!r} has counter {counters[u]}; arrival numbers end at {NEVER - 1}")
 
 
 def _hides(

@@ -431,6 +431,14 @@ class _Transaction:
             into_values.append(value)
         return len(into_keys) - n
 
+    def held(self, user_key: bytes, into: list[bytes]) -> None:
+        cursor = self._events
+        if cursor.set_range(user_key):
+            for item in cursor.iternext():
+                if not _is_of(item[0], user_key):
+                    break
+                into += item
+
     def fetch(
         self,
         users: Sequence[bytes],

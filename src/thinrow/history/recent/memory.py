@@ -89,6 +89,10 @@ class _Tables:
         into_values += [value for _, value in found]
         return len(found)
 
+    def held(self, user_key: bytes, into: list[bytes]) -> None:
+        for key, value in self.of_blocks.get(user_key, ()):
+            into += (key, value)
+
     def fetch(
         self,
         users: Sequence[bytes],
@@ -115,6 +119,7 @@ class _Staged:
         self._changes: list[Callable[[], None]] = []
         self.pairs = tables.pairs
         self.blocks = tables.blocks
+        self.held = tables.held
         self.fetch = tables.fetch
         self.holders = tables.holders
         self.scan = tables.scan

@@ -278,13 +278,21 @@ class RedisTransaction:
     def _take_ids(self, _: View, reply: list[bytes | None], names: list[bytes]) -> None:
         self._ids.update(zip(names, [r or b"" for r in reply], strict=True))
 
-    def blocks(self, user_key: bytes, after: int, into_keys: list[bytes], into_values: list[bytes]) -> int:
-        """See ``Reading``."""
+    def _listed(self, user_key: bytes) -> list[bytes]:
         listed = self._view(user_key).listed
         if listed is None:
             self.fetch([user_key], blocks=True)
             listed = self.views[user_key].listed or []
-        first = 0
+        return listed
+
+    def held(self, user_key: bytes, into: list[bytes]) -> None:
+        """See ``Reading``."""
+        for element in self._listed(user_key):
+            into += (user_key, element)
+
+    def blocks(self, user_key: bytes, after: int, into_keys: list[bytes], into_values: list[bytes]) -> int:
+        """See ``Reading``."""
+        listed, first = self._listed(user_key), 0
         if listed and listed[0][:8] <= (wanted := (after + 1).to_bytes(8, "big")):
             first = bisect_right(listed, wanted, key=lambda e: e[:8]) - 1
         shown = listed[first:]

@@ -332,12 +332,12 @@ def plan_batch(
 
 
 @njit
-def _ints(state: Ints, field: int, n: Any) -> Ints:
+def ints_at(state: Ints, field: int, n: Any) -> Ints:
     return carray(pointer(state[field]), (n,), np.int64)
 
 
 @njit
-def _read_rows(
+def read_rows(
     state: Ints,
     records: Array,
     by_piece: Ints,
@@ -352,7 +352,7 @@ def _read_rows(
 ) -> Any:
     """All columns of what was planned; the address of the times, or 0."""
     n_streams, n_segments, times = state[N_STREAMS], state[N_SEGMENTS], state[TIMES]
-    per_row, row_bytes = _ints(state, PER_ROW, n_streams), _ints(state, ROW_BYTES, n_streams + 1)
+    per_row, row_bytes = ints_at(state, PER_ROW, n_streams), ints_at(state, ROW_BYTES, n_streams + 1)
     target, refused = np.empty((n_streams, 3), np.int64), np.zeros(n_streams, np.bool_)
     for w in range(n_streams):
         target[w, 0] = out.ctypes.data + capacity * row_bytes[w]
@@ -365,7 +365,7 @@ def _read_rows(
     bad = read_into(
         carray(pointer(state[ALL_SEGMENTS]), (n_segments, SEGMENT_FIELDS), np.int64),
         carray(pointer(state[STREAMS]), (n_streams, n_segments, STREAM_FIELDS), np.int64),
-        _ints(state, KINDS, n_streams), per_row,
+        ints_at(state, KINDS, n_streams), per_row,
         carray(pointer(records.ctypes.data), (len(records), 8), np.uint64), by_piece[SEGMENT, : len(records)],
         piece, start, stop, out_pos, target, refused, used, key_off, state[KEYS], times, runs, blocks, scratch, room,
     )  # fmt: skip
@@ -375,11 +375,11 @@ def _read_rows(
 
 
 @njit
-def _find_few(state: Ints, asked: Ints, users: Ints, user_of: Ints, by_user: Ints, run_off: Ints) -> Any:
+def find_few(state: Ints, asked: Ints, users: Ints, user_of: Ints, by_user: Ints, run_off: Ints) -> Any:
     """``_pieces`` of the distinct of ``asked``, and how many these are."""
     n, n_segments = len(asked), state[N_SEGMENTS]
-    first, last = _ints(state, FIRST_SEGMENT, state[N_BUCKETS]), _ints(state, LAST_SEGMENT, state[N_BUCKETS])
-    position = _ints(state, POSITION, n_segments)
+    first, last = ints_at(state, FIRST_SEGMENT, state[N_BUCKETS]), ints_at(state, LAST_SEGMENT, state[N_BUCKETS])
+    position = ints_at(state, POSITION, n_segments)
     pair_user, pair_segment = np.empty(n * state[MOST_SEGMENTS], np.int64), np.empty(n * state[MOST_SEGMENTS], np.int64)
     n_users = distinct_keys(asked, users, user_of)
     bucket, used = np.empty(n_users, np.int64), np.empty(n_segments, np.bool_)
@@ -391,11 +391,54 @@ def _find_few(state: Ints, asked: Ints, users: Ints, user_of: Ints, by_user: Int
             return NOT_HERE, records, by_piece, 0, n_users
     n_pages = state[ALL_PAGES]
     done, records, by_piece, n_runs = _pieces(
-        _ints(state, PAGE_OFF, state[N_TABLES] + 1), _ints(state, FIRST_KEY, n_pages),
-        _ints(state, FIRST_RECORD, n_pages), _ints(state, N_RECORDS, n_pages), _ints(state, PAGE_ADDRESS, n_pages),
+        ints_at(state, PAGE_OFF, state[N_TABLES] + 1), ints_at(state, FIRST_KEY, n_pages),
+        ints_at(state, FIRST_RECORD, n_pages), ints_at(state, N_RECORDS, n_pages),
+        ints_at(state, PAGE_ADDRESS, n_pages),
         users[:n_users], pair_user[:n_pairs], pair_segment[:n_pairs], position, by_user, run_off,
     )  # fmt: skip
     return done, records, by_piece, n_runs, n_users
+
+
+@njit
+def seen_by(
+    state: Ints, asked: Ints, request_ts: Ints, bound: Ints, found: Ints, users: Ints, user_of: Ints, by_user: Ints
+) -> Any:
+    """What requests see of their archived events: how it ended; pieces, by piece and runs as ``find_few`` has them; how
+    many distinct users, and mixed pieces; requests by user; ``rows_to``, ``cut`` and ``digest`` of ``few.cut_users``;
+    times of mixed pieces; scratch, room."""
+    n, n_segments = len(asked), state[N_SEGMENTS]
+    run_off = np.empty(n * state[MOST_SEGMENTS] + 1, np.int64)
+    done, records, by_piece, n_runs, n_users = find_few(state, asked, users, user_of, by_user, run_off)
+    n_pieces, runs, (requests, order) = len(records), run_off[: n_runs + 1], by_user_of(user_of, n_users)
+    rows_to, cut, digest = np.empty(n_pieces, np.int64), np.empty((CUT_FIELDS, n), np.int64), np.empty(n, np.uint64)
+    key_ts, scratch, room = np.empty(0, np.int64), np.empty(SCRATCH, np.uint64), np.empty(MAX_LOCAL + 8, np.uint64)
+    n_mixed = np.int64(0)
+    if done == DONE:
+        run_of_user, key_off = by_user[1, : n_users + 1], by_piece[KEY, :n_pieces]
+        mixed, latest, out_pos = (
+            np.empty(n_pieces, np.int64),
+            np.empty(n_pieces, np.int64),
+            np.empty(n_pieces + 1, np.int64),
+        )
+        mixed_off = np.empty(n_users + 1, np.int64)
+        n_mixed = cut_users(
+            records, runs, run_of_user, requests, order, request_ts, bound, rows_to, key_off, mixed, latest, out_pos,
+            mixed_off, cut, digest,
+        )  # fmt: skip
+        # More rows are not believed before they are found.
+        if n_mixed < 0 or out_pos[n_mixed] > n_mixed * STRIPE_ROWS:
+            done = UNDONE
+        elif n_mixed:
+            key_ts, (key_runs, blocks) = np.empty(out_pos[n_mixed], np.int64), rooms(n_mixed, 2)
+            if not prove(
+                carray(pointer(state[KEY_SEGMENTS]), (n_segments, SEGMENT_FIELDS), np.int64),
+                carray(pointer(state[KEY_STREAMS]), (2, n_segments, STREAM_FIELDS), np.int64),
+                ints_at(state, KEY_KIND, 2), ints_at(state, KEY_PER_ROW, 2), records, by_piece[SEGMENT, :n_pieces],
+                mixed[:n_mixed], latest, out_pos[: n_mixed + 1], mixed_off, requests, order, request_ts, bound, cut,
+                digest, key_ts, found[PLAN_TIMES : PLAN_TIMES + 3], key_runs, blocks, scratch, room,
+            ):  # fmt: skip
+                done = UNDONE
+    return done, records, by_piece, runs, n_users, n_mixed, requests, order, rows_to, cut, digest, key_ts, scratch, room
 
 
 @njit
@@ -412,60 +455,41 @@ def _few(
     found: Ints,
     exact: Bools,
 ) -> int:
-    n, n_streams, n_segments = len(asked), state[N_STREAMS], state[N_SEGMENTS]
+    n, n_streams = len(asked), state[N_STREAMS]
     at = USED + n_streams + 1
     users, user_of, bound = found[at : at + n], found[at + n : at + 2 * n], found[at + 5 * n + 1 :]
-    by_user, run_off = np.empty((4, n + 1), np.int64), np.empty(n * state[MOST_SEGMENTS] + 1, np.int64)
-    done, records, by_piece, n_runs, n_users = _find_few(state, asked, users, user_of, by_user, run_off)
-    if done != DONE:
-        return int(done)
+    by_user = np.empty((4, n + 1), np.int64)
     for x in range(n):
         bound[x] = versions[x].snapshot_arrival
-    n_pieces, (requests, order) = len(records), by_user_of(user_of, n_users)
-    runs, run_of_user, key_off = run_off[: n_runs + 1], by_user[1, : n_users + 1], by_piece[KEY, :n_pieces]
-    rows_to, mixed, latest = np.empty(n_pieces, np.int64), np.empty(n_pieces, np.int64), np.empty(n_pieces, np.int64)
-    out_pos, mixed_off = np.empty(n_pieces + 1, np.int64), np.empty(n_users + 1, np.int64)
-    cut, digest = np.empty((CUT_FIELDS, n), np.int64), np.empty(n, np.uint64)
-    n_mixed = cut_users(
-        records, runs, run_of_user, requests, order, request_ts, bound, rows_to, key_off, mixed, latest, out_pos,
-        mixed_off, cut, digest,
-    )  # fmt: skip
-    # More rows are not believed before they are found.
-    if n_mixed < 0 or out_pos[n_mixed] > n_mixed * STRIPE_ROWS:
-        return UNDONE
-    scratch, room = np.empty(SCRATCH, np.uint64), np.empty(MAX_LOCAL + 8, np.uint64)
-    key_ts, (key_runs, blocks) = np.empty(out_pos[n_mixed], np.int64), rooms(n_mixed, 2)
-    if n_mixed and not prove(
-        carray(pointer(state[KEY_SEGMENTS]), (n_segments, SEGMENT_FIELDS), np.int64),
-        carray(pointer(state[KEY_STREAMS]), (2, n_segments, STREAM_FIELDS), np.int64),
-        _ints(state, KEY_KIND, 2), _ints(state, KEY_PER_ROW, 2), records, by_piece[SEGMENT, :n_pieces],
-        mixed[:n_mixed], latest, out_pos[: n_mixed + 1], mixed_off, requests, order, request_ts, bound, cut, digest,
-        key_ts, found[PLAN_TIMES : PLAN_TIMES + 3], key_runs, blocks, scratch, room,
-    ):  # fmt: skip
-        return UNDONE
+    done, records, by_piece, runs, n_users, n_mixed, requests, order, rows_to, cut, digest, key_ts, scratch, room = (
+        seen_by(state, asked, request_ts, bound, found, users, user_of, by_user)
+    )
+    if done != DONE:
+        return int(done)
     if not as_versions_say(versions, by_user[3], user_of, cut, digest, same):
         return UNDONE
-    oldest = np.empty(n, np.int64)
+    oldest, newest = np.empty(n, np.int64), np.empty(n, np.int64)
     for x in range(n):
         oldest[x], exact[x] = request_ts[x] - horizon if horizon >= 0 else np.iinfo(np.int64).min, True
+        newest[x] = max_len
     at += 2 * n
     rows = found[at : at + n_users + 1]
     start, stop = found[at + n + 1 : at + 2 * n + 1], found[at + 2 * n + 1 : at + 3 * n + 1]
     n_read = ranges_of_users(
-        records, runs, run_of_user, requests, order, rows_to, cut, oldest, max_len,
+        records, runs, by_user[1, : n_users + 1], requests, order, rows_to, cut, oldest, newest,
         by_piece[PIECE], by_piece[START], by_piece[STOP], by_piece[OUT], rows, stop,
     )  # fmt: skip
     total = rows[n_users]
     if total > capacity:
         return UNDONE
     used = found[USED : USED + n_streams + 1]
-    begin = _read_rows(state, records, by_piece, n_read, total, key_ts, out, capacity, used, scratch, room)
+    begin = read_rows(state, records, by_piece, n_read, total, key_ts, out, capacity, used, scratch, room)
     if begin == 0:
         return UNDONE
     event_ts = carray(pointer(begin), (total,), np.int64)
     found[FOUND_DELIVERED] = slices_of_requests(user_of, rows, event_ts, oldest, max_len, start, stop)
     found[FOUND_USERS], found[FOUND_ROWS] = n_users, total
-    found[FOUND_PIECES], found[FOUND_MIXED] = n_pieces, n_mixed
+    found[FOUND_PIECES], found[FOUND_MIXED] = len(records), n_mixed
     return DONE
 
 

@@ -42,7 +42,7 @@ _GROUP_ROWS = TOGETHER * 512
 _BLOCK_BITS = 6
 #: Of a request: first piece that does not end before it; the place of its keys among cut pieces or -1; events before
 #: that piece and, of these, the first and last time; events before it in that piece.
-_CUT, _SLOT, _BEFORE, _FIRST_TS, _LAST_TS, _TAIL, CUT_FIELDS = range(7)
+_CUT, _SLOT, CUT_BEFORE, _FIRST_TS, CUT_LAST_TS, CUT_TAIL, CUT_FIELDS = range(7)
 
 
 @njit
@@ -85,7 +85,7 @@ def cut_users(
         rows_to: (P,) gets the rows of a run up to and with each piece that ends before the last request.
         key_off, mixed, latest, out_pos: as of ``plan.mark_mixed``.
         mixed_off: (U + 1,) gets cut pieces of each user as offsets.
-        cut: (CUT_FIELDS, X) gets all but ``_TAIL``, which becomes 0.
+        cut: (CUT_FIELDS, X) gets all but ``CUT_TAIL``, which becomes 0.
         digest: (X,) gets the identity digest of the events before the cut piece.
 
     Returns:
@@ -106,14 +106,14 @@ def cut_users(
         for k in range(asked[u], asked[u + 1]):
             x = order[k]
             t, b, at = request_ts[x], bound[x], first_not_before(records, begin, end, request_ts[x])
-            cut[_CUT, x], cut[_SLOT, x], cut[_TAIL, x] = at, -1, 0
+            cut[_CUT, x], cut[_SLOT, x], cut[CUT_TAIL, x] = at, -1, 0
             if at > begin:
                 if top_to[at - 1] > b or least_to[at - 1] <= b:
                     return -1
-                cut[_BEFORE, x], digest[x] = rows_to[at - 1], digest_to[at - 1]
-                cut[_FIRST_TS, x], cut[_LAST_TS, x] = records[begin].first_ts, records[at - 1].last_ts
+                cut[CUT_BEFORE, x], digest[x] = rows_to[at - 1], digest_to[at - 1]
+                cut[_FIRST_TS, x], cut[CUT_LAST_TS, x] = records[begin].first_ts, records[at - 1].last_ts
             else:
-                cut[_BEFORE, x], cut[_FIRST_TS, x], cut[_LAST_TS, x], digest[x] = 0, _NEVER, -1, 0
+                cut[CUT_BEFORE, x], cut[_FIRST_TS, x], cut[CUT_LAST_TS, x], digest[x] = 0, _NEVER, -1, 0
             if at < stop and np.int64(records[at].first_ts) < t:
                 if np.int64(records[at].min_hidden_from) != _NEVER:
                     return -1
@@ -274,10 +274,10 @@ def _prove_users(
             times, numbers = key_ts[a : a + tail], arrivals[a - base : a - base + tail]
             if np.int64(records[p].max_arrival) > bound[x] and _exceeds(numbers, bound[x]):
                 return -1
-            cut[_TAIL, x] = tail
+            cut[CUT_TAIL, x] = tail
             if tail > 0:
                 cut[_FIRST_TS, x] = min(cut[_FIRST_TS, x], times[0])
-                cut[_LAST_TS, x] = max(cut[_LAST_TS, x], times[tail - 1])
+                cut[CUT_LAST_TS, x] = max(cut[CUT_LAST_TS, x], times[tail - 1])
             if asked[u + 1] - asked[u] == 1:
                 digest[x] += sum_of_mixes(times, numbers, 0, tail)
             else:
@@ -302,9 +302,9 @@ def as_versions_say(versions: Array, watermark: Ints, user_of: Ints, cut: Ints, 
     """Whether every request (X) saw what its version says, and nothing its user's ``watermark`` (U,) is below; with
     ``same``, whether nothing was archived since."""
     for x in range(len(user_of)):
-        v, top, n = versions[x], watermark[user_of[x]], cut[_BEFORE, x] + cut[_TAIL, x]
+        v, top, n = versions[x], watermark[user_of[x]], cut[CUT_BEFORE, x] + cut[CUT_TAIL, x]
         first = cut[_FIRST_TS, x] if n > 0 else np.int64(0)
-        last = cut[_LAST_TS, x] if n > 0 else np.int64(0)
+        last = cut[CUT_LAST_TS, x] if n > 0 else np.int64(0)
         if v.last_arrival > top or (same and v.last_arrival != top):
             return False
         if v.seq_len != n or v.checksum != digest[x] or v.start_ts != first or v.end_ts != last:
@@ -322,7 +322,7 @@ def ranges_of_users(
     rows_to: Ints,
     cut: Ints,
     oldest_ts: Ints,
-    max_len: int,
+    newest: Ints,
     piece: Ints,
     start: Ints,
     stop: Ints,
@@ -330,8 +330,8 @@ def ranges_of_users(
     user_rows: Ints,
     shown: Ints,
 ) -> int:
-    """As ``plan.read_ranges``, of requests that see all events before their time; ``shown`` (X,) gets where among all
-    rows to be read those that a request sees end."""
+    """As ``plan.read_ranges``, of requests that see all events before their time and want the ``newest`` (X,) of them;
+    ``shown`` (X,) gets where among all rows to be read those that a request sees end."""
     n, total = 0, np.int64(0)
     out_pos[0], user_rows[0] = 0, 0
     for u in range(len(run_of_user) - 1):
@@ -339,8 +339,8 @@ def ranges_of_users(
         first, last, lowest = _NEVER, np.int64(0), end
         for k in range(asked[u], asked[u + 1]):
             x = order[k]
-            p, row, need = cut[_CUT, x], cut[_BEFORE, x] + cut[_TAIL, x], np.int64(max_len)
-            rows = cut[_TAIL, x]
+            p, row, need = cut[_CUT, x], cut[CUT_BEFORE, x] + cut[CUT_TAIL, x], newest[x]
+            rows = cut[CUT_TAIL, x]
             if row == 0:
                 continue
             last = max(last, row)
@@ -356,7 +356,7 @@ def ranges_of_users(
                 rows = np.int64(records[p].n_rows)
             first = min(first, row)
         for k in range(asked[u], asked[u + 1]):
-            row = cut[_BEFORE, order[k]] + cut[_TAIL, order[k]]
+            row = cut[CUT_BEFORE, order[k]] + cut[CUT_TAIL, order[k]]
             shown[order[k]] = total + (row - first if row > 0 else np.int64(0))
         row = rows_to[lowest - 1] if begin < lowest < end else np.int64(0)
         for p in range(lowest, end):

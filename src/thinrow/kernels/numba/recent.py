@@ -25,8 +25,8 @@ _NEVER = np.int64((1 << 63) - 1)
 _SIGN = np.uint64(1 << 63)
 _BYTE = np.uint64(0xFF)
 #: As ``recent.rows``: rows of a block at most, bytes of its header, of a pair, of a CRC.
-_BLOCK_ROWS, _HEADER, _PAIR, _SEAL = 256, 24, 20, 4
-_RESIDUE = np.uint32(0x2144DF1C)
+_BLOCK_ROWS, HEADER, PAIR, SEAL = 256, 24, 20, 4
+RESIDUE = np.uint32(0x2144DF1C)
 _EPOCH_BITS = np.int64(EPOCH_BITS)
 
 
@@ -77,6 +77,15 @@ def _put_big(out: Bytes, at: Any, value: Any) -> None:
 
 
 @njit
+def big64(data: Bytes, at: Any) -> Any:
+    """Eight bytes, big-endian."""
+    word = np.uint64(0)
+    for i in range(8):
+        word = (word << np.uint64(8)) | np.uint64(data[at + i])
+    return word
+
+
+@njit
 def user_runs(users: Ints, event_ts: Ints, ids: Ints, starts: Ints, user_keys: Bytes, id_keys: Bytes) -> Any:
     """(number U of users, whether all times are from 0 to NEVER - 2); U is -1 where users do not ascend.
 
@@ -111,11 +120,11 @@ def _put_pair(out: Bytes, at: Any, a: Any, b: Any) -> None:
 def pack_pairs(a: Ints, b: Ints, out: Bytes) -> None:
     """Each pair with its check number, 20 bytes each."""
     for i in range(len(a)):
-        _put_pair(out, _PAIR * i, a[i], b[i])
+        _put_pair(out, PAIR * i, a[i], b[i])
 
 
 @njit
-def _open_pair(data: Bytes, at: Any) -> Any:
+def open_pair(data: Bytes, at: Any) -> Any:
     """(a, b, whether its check number is right)."""
     a, b, check = np.int64(load64(data, at)), np.int64(load64(data, at + 8)), np.uint32(0)
     for k in range(4):
@@ -128,7 +137,7 @@ def open_pairs(data: Bytes, a: Ints, b: Ints) -> int:
     """The pairs at ``data``, 20 bytes each; how many fail their check number."""
     wrong = 0
     for i in range(len(a)):
-        a[i], b[i], sound = _open_pair(data, _PAIR * i)
+        a[i], b[i], sound = open_pair(data, PAIR * i)
         wrong += not sound
     return wrong
 
@@ -169,11 +178,11 @@ def number_rows(
     Returns (blocks, users whose pair fails its check number, the first user whose numbers would end beyond all, or -1).
     """
     n_users, n_blocks, wrong = len(offsets) - 1, 0, 0
-    cuts, names = offsets[n_users], _PAIR * n_users
-    at = _PAIR * (n_users + len(id_rows))
+    cuts, names = offsets[n_users], PAIR * n_users
+    at = PAIR * (n_users + len(id_rows))
     for u in range(n_users):
         floor = floors[u if len(floors) > 1 else 0]
-        counter, trimmed, sound = _open_pair(known, _PAIR * u)
+        counter, trimmed, sound = open_pair(known, PAIR * u)
         if counter == -1 and trimmed == -1:
             counter, trimmed, sound = floor, 0, True
         wrong += not sound
@@ -183,7 +192,7 @@ def number_rows(
             return n_blocks, wrong, u
         for i in range(offsets[u], offsets[u + 1]):
             numbers[i] = counter + 1 + i - offsets[u]
-        _put_pair(out, _PAIR * u, counter + added, trimmed)
+        _put_pair(out, PAIR * u, counter + added, trimmed)
         low, high = (name_off[u], name_off[u + 1]) if len(name_off) else (8 * u, 8 * u + 8)
         for first in range(offsets[u], offsets[u + 1], _BLOCK_ROWS):
             last = min(first + _BLOCK_ROWS, offsets[u + 1])
@@ -196,7 +205,7 @@ def number_rows(
     numbers[cuts + 2 * n_blocks] = at
     for i in range(len(id_rows)):
         event_ts = np.int64(load64(rows, row_bytes * id_rows[i]))
-        _put_pair(out, _PAIR * (n_users + i), numbers[id_rows[i]], event_ts)
+        _put_pair(out, PAIR * (n_users + i), numbers[id_rows[i]], event_ts)
     return n_blocks, wrong, -1
 
 
@@ -228,15 +237,15 @@ def _seal_block(
     _put(out, at + 8, last - first, 4)
     _put(out, at + 12, b - a, 4)
     _put(out, at + 16, number, 8)
-    at += _HEADER
+    at += HEADER
     for i in range(first * row_bytes, last * row_bytes):
         out[at] = rows[i]
         at += 1
     for i in range(a, b):
         out[at] = heap[i]
         at += 1
-    _put(out, at, crc32_of(out, begin, at, np.uint32(0)), _SEAL)
-    return at + _SEAL
+    _put(out, at, crc32_of(out, begin, at, np.uint32(0)), SEAL)
+    return at + SEAL
 
 
 @njit
@@ -271,20 +280,20 @@ def open_blocks(
         for _ in range(blocks[u]):
             value = at + lengths[2 * b]
             end = value + lengths[2 * b + 1]
-            if end - value < _HEADER + _SEAL or crc32_of(data, at, end, np.uint32(0)) != _RESIDUE:
+            if end - value < HEADER + SEAL or crc32_of(data, at, end, np.uint32(0)) != RESIDUE:
                 return False
             sizes = load64(data, value + 8)
             held = np.int64(sizes & np.uint64(0xFFFFFFFF))
             if load64(data, value) != np.uint64(head) or sizes >> np.uint64(32):
                 return False
-            if end - value != _HEADER + held * row_bytes + _SEAL or n + held > capacity:
+            if end - value != HEADER + held * row_bytes + SEAL or n + held > capacity:
                 return False
             first = np.int64(load64(data, value + 16))
             skipped = min(max(after[u] + 1 - first, 0), held)
             for f in range(len(fields) - 1):
                 size = fields[f + 1] - fields[f]
                 to = capacity * fields[f] + n * size
-                source = value + _HEADER + skipped * row_bytes + fields[f]
+                source = value + HEADER + skipped * row_bytes + fields[f]
                 for _ in range(held - skipped):
                     for k in range(size):
                         out[to + k] = data[source + k]

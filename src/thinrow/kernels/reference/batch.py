@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -139,10 +140,65 @@ def read_few(
     exact: Bools,
 ) -> int:
     """As ``thinrow.kernels.numba.batch.read_few``."""
-    n, n_streams, most = len(users), len(tables.columns.kind), len(users) * tables.most_segments
+    n, n_streams = len(users), len(tables.columns.kind)
     at = USED + n_streams + 1
     bounds = np.cumsum([at, n, n, n + 1, n, n, n]).tolist()
     distinct, user_of, rows, start, stop, bound = (found[a:b] for a, b in itertools.pairwise(bounds))
+    bound[:] = versions["snapshot_arrival"]
+    newest, oldest = np.full(n, max_len, np.int64), np.full(n, np.iinfo(np.int64).min)
+    if horizon >= 0:
+        oldest = request_ts - horizon
+    done, plan = plan_few(tables, users, request_ts, bound, oldest, newest, found, distinct, user_of)
+    if done != DONE:
+        return done
+    n_users, by_user = plan.n_users, plan.by_user
+    if by_user[2, -1] > capacity:
+        return UNDONE
+    if max(compare_versions(versions, user_of, by_user[3, :n_users], *plan.seen)) >= 0:
+        return UNDONE
+    if same and (versions["last_arrival"] != by_user[3][user_of]).any():
+        return UNDONE
+    total = int(by_user[2, -1])
+    streams = read_planned(tables, plan, plan.by_piece[_OUT, : plan.n_read], total, out, capacity, found)
+    if streams is None:
+        return UNDONE
+    rows[: n_users + 1], none = by_user[2], np.empty(0, np.int64)
+    found[FOUND_DELIVERED] = example_slices(
+        by_user[2], streams[tables.times].view(np.int64), none, none, user_of, request_ts, bound, oldest, newest,
+        plan.whole, start, stop, exact,
+    )  # fmt: skip
+    found[FOUND_USERS], found[FOUND_ROWS] = n_users, total
+    found[FOUND_PIECES], found[FOUND_MIXED] = len(plan.records), plan.n_mixed
+    return DONE
+
+
+@dataclass(slots=True)
+class FewPlan:
+    """What ``plan_batch`` says of a few requests: its results and outputs, and how many distinct users there are."""
+
+    n_users: int
+    records: Array
+    by_piece: Ints
+    n_mixed: int
+    n_read: int
+    by_user: Ints
+    seen: tuple[Ints, Array, Ints, Ints]
+    whole: Bools
+
+
+def plan_few(
+    tables: FewTables,
+    users: Ints,
+    request_ts: Ints,
+    bound: Ints,
+    oldest: Ints,
+    newest: Ints,
+    found: Ints,
+    distinct: Ints,
+    user_of: Ints,
+) -> tuple[int, Any]:
+    """How it ended, and the plan where it is done, of requests that see all events before their time."""
+    n, most = len(users), len(users) * tables.most_segments
     pair_user, pair_segment = np.empty(most, np.int64), np.empty(most, np.int64)
     used = np.zeros(len(tables.position), np.bool_)
     n_users, n_pairs = place_users(
@@ -150,44 +206,37 @@ def read_few(
     )
     pairs = pair_user[:n_pairs], pair_segment[:n_pairs]
     if (tables.position[pairs[1]] < 0).any():
-        return NOT_HERE
+        return NOT_HERE, None
     if any((tables.pages[4][a:b] == 0).any() for a, b in itertools.pairwise(tables.pages[0].tolist())):
-        return NO_PAGE
-    bound[:] = versions["snapshot_arrival"]
-    newest, oldest = np.full(n, max_len, np.int64), np.full(n, np.iinfo(np.int64).min)
-    if horizon >= 0:
-        oldest = request_ts - horizon
+        return NO_PAGE, None
     by_user, run_off = np.empty((4, n_users + 1), np.int64), np.empty(n_pairs + 1, np.int64)
     seen, digest, whole = np.empty((3, n), np.int64), np.empty(n, np.uint64), np.empty(n, np.bool_)
+    read = np.zeros(3, np.int64)
     done, records, by_piece, _, (_, n_mixed, n_read, several) = plan_batch(
         tables.pages, tables.keys, distinct[:n_users], user_of, *pairs, tables.position, request_ts, bound, oldest,
-        newest, by_user, run_off, seen, digest, whole, found[PLAN_TIMES : PLAN_TIMES + 3],
+        newest, by_user, run_off, seen, digest, whole, read,
     )  # fmt: skip
-    if not done or several or by_user[2, -1] > capacity or not whole.all():
-        return UNDONE
-    if max(compare_versions(versions, user_of, by_user[3, :n_users], seen[0], digest, seen[1], seen[2])) >= 0:
-        return UNDONE
-    if same and (versions["last_arrival"] != by_user[3][user_of]).any():
-        return UNDONE
-    total, row_bytes = int(by_user[2, -1]), tables.row_bytes.tolist()
-    streams = []
-    for w, (a, b) in enumerate(itertools.pairwise(row_bytes)):
+    found[PLAN_TIMES : PLAN_TIMES + 3] = read
+    if not done or several or not whole.all():
+        return UNDONE, None
+    plan = FewPlan(
+        n_users, records, by_piece, n_mixed, n_read, by_user, (seen[0], digest, seen[1], seen[2]), whole
+    )  # fmt: skip
+    return DONE, plan
+
+
+def read_planned(
+    tables: FewTables, plan: FewPlan, place: Ints, total: int, out: Array, capacity: int, found: Ints
+) -> list[Array] | None:
+    """The streams in ``out``, ``total`` rows each, with the planned ranges at ``place``; None where one is wrong."""
+    streams, n_read, n_streams = [], plan.n_read, len(tables.columns.kind)
+    for w, (a, b) in enumerate(itertools.pairwise(tables.row_bytes.tolist())):
         kind = f"i{(b - a) // int(tables.columns.per_row[w])}"
         streams.append(out[capacity * a : capacity * a + total * (b - a)].view(kind))
-    refused, words = np.zeros(n_streams, np.bool_), records.view(np.uint64).reshape(-1, 8)
-    piece, first, last, place = (by_piece[field, :n_read] for field in (_PIECE, _START, _STOP, _OUT))
-    counted = by_piece[_KEY, : len(records)]
+    refused, words = np.zeros(n_streams, np.bool_), plan.records.view(np.uint64).reshape(-1, 8)
+    piece, first, last = (plan.by_piece[field, :n_read] for field in (_PIECE, _START, _STOP))
     bad = read_stripes(
-        tables.columns, words, by_piece[_SEGMENT], piece, first, last, place, streams, refused, found[USED:at], counted,
-        tables.key_stream,
+        tables.columns, words, plan.by_piece[_SEGMENT], piece, first, last, place, streams, refused,
+        found[USED : USED + n_streams + 1], plan.by_piece[_KEY, : len(plan.records)], tables.key_stream,
     )  # fmt: skip
-    if bad >= 0 or refused.any():
-        return UNDONE
-    rows[: n_users + 1], none = by_user[2], np.empty(0, np.int64)
-    found[FOUND_DELIVERED] = example_slices(
-        by_user[2], streams[tables.times].view(np.int64), none, none, user_of, request_ts, bound, oldest, newest,
-        whole, start, stop, exact,
-    )  # fmt: skip
-    found[FOUND_USERS], found[FOUND_ROWS] = n_users, total
-    found[FOUND_PIECES], found[FOUND_MIXED] = len(records), n_mixed
-    return DONE
+    return None if bad >= 0 or refused.any() else streams
