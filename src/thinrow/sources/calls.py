@@ -50,6 +50,8 @@ class Ticket:
 class CallSource:
     """See the module. ``put`` from any thread."""
 
+    reads_ahead = False
+
     def __init__(self, name: str = "calls", max_events: int = 65_536) -> None:
         """``max_events`` wait at most."""
         self.name = name

@@ -47,6 +47,8 @@ _STREAM = b"\xff\xff\xff\xff"
 class FileSource:
     """See the module."""
 
+    reads_ahead = False
+
     def __init__(self, name: str, paths: Sequence[str | Path], *, follow: bool = False) -> None:
         """Args:
         paths: files, and folders of which all files count, those below too.

@@ -36,6 +36,8 @@ _POLL_S = 1.0
 class IcebergSource:
     """See the module."""
 
+    reads_ahead = False
+
     def __init__(self, name: str, table: str | Path | Table) -> None:
         """``table``: a pyiceberg table, its folder (whose newest metadata is read), or one metadata file.
 

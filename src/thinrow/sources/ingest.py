@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +33,7 @@ from thinrow.core.users import plain
 from thinrow.history.dead_letters import Letter
 from thinrow.history.recent.tier import Advance
 from thinrow.history.store import HistoryStore
+from thinrow.sources.ahead import ReadAhead
 from thinrow.sources.pseudonyms import Pseudonyms
 from thinrow.sources.screen import Screened, screen
 from thinrow.sources.source import Batch, Origin, Source
@@ -75,12 +77,14 @@ class IngestOptions:
     linger_s: for which a batch that is not full waits; the floor of freshness.
     max_future_ms: events later than the clock by more are refused; None for no bound.
     pseudonyms: user ids are replaced by.
+    read_ahead: whether a source that can is read on a thread, one batch ahead of the appends.
     """
 
     batch_events: int = 16_384
     linger_s: float = 0.05
     max_future_ms: int | None = None
     pseudonyms: Pseudonyms | None = None
+    read_ahead: bool = True
 
     def __post_init__(self) -> None:
         if self.batch_events < 1 or self.linger_s <= 0:
@@ -108,8 +112,10 @@ class Ingest:
             InputError: the tier keeps positions apart from events, and the schema has no event ids to tell what came
                 twice; or the pseudonyms of the store are made with another key, or with none.
         """
-        self._store, self._source, self._clock = store, source, clock
+        self._store, self._clock = store, clock
         self._options = options or IngestOptions()
+        self._ahead = ReadAhead(source) if self._options.read_ahead and source.reads_ahead else None
+        self._source = self._ahead or source
         self._progress, self._relieve = progress, relieve
         self._stop = threading.Event()
         self._schema = store.schema
@@ -131,6 +137,12 @@ class Ingest:
             InputError: the source does not have the columns of the schema.
         """
         stop = self._stop = stop or threading.Event()
+        with self._ahead or nullcontext():
+            self._read_and_append(follow, stop)
+        self.report = replace(self.report, lag=self._source.lag())
+        return self.report
+
+    def _read_and_append(self, follow: bool, stop: threading.Event) -> None:
         self._source.start(self._schema, self._positions)
         while not stop.is_set():
             self._refresh_schema()
@@ -141,8 +153,6 @@ class Ingest:
                 break
             if self._progress is not None:
                 self._progress(replace(self.report, lag=self._source.lag()))
-        self.report = replace(self.report, lag=self._source.lag())
-        return self.report
 
     def _positions(self) -> dict[str, str]:
         return self._store.recent.positions(self._source.name)

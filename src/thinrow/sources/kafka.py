@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ except ImportError as e:
 #: The broker is asked so often whether the topic is still the one that was read.
 _CHECK_S = 10.0
 _ANSWER_S = 10.0
+#: About as much is read at once, judged by the mean of what was read last.
+_BATCH_BYTES = 32 << 20
 #: Mapped over the messages of a batch: a call from C, at half the time of a method looked up for each.
 _ERROR, _PARTITION, _OFFSET, _VALUE = ck.Message.error, ck.Message.partition, ck.Message.offset, ck.Message.value
 
@@ -75,6 +78,8 @@ class KafkaOptions:
 class KafkaSource:
     """See the module."""
 
+    reads_ahead = True
+
     def __init__(self, name: str, options: KafkaOptions, decoder: Decoder) -> None:
         """Connects in ``start``."""
         self.name = name
@@ -88,6 +93,7 @@ class KafkaSource:
         self._at_end: set[int] = set()
         self._suspect = False
         self._checked = 0.0
+        self._mean_bytes = 0
         self._wanted: Wanted = {}
         self._added: list[str] = []
 
@@ -222,6 +228,8 @@ class KafkaSource:
         if self._suspect or time.monotonic() - self._checked > _CHECK_S:
             self._check_topic()
         before = self._assignments
+        if self._mean_bytes:
+            max_events = max(1, min(max_events, _BATCH_BYTES // self._mean_bytes))
         messages = [] if self._lost else self._consumer.consume(max_events, timeout_s)
         if not messages:
             self._look_for_gaps()
@@ -276,16 +284,19 @@ class KafkaSource:
         if None in values:
             good = [m for m, value in zip(messages, values, strict=True) if value is not None]
             values = [value for value in values if value is not None]
+        n_bytes = sum(map(len, values))
+        self._mean_bytes = n_bytes // len(messages)
         decoded = self._decoder.decode(values, self._wanted)
         kept = good if len(decoded.rows) == len(good) else [good[i] for i in decoded.rows]
-        refused = [Refused(self._origin(good[i]), why) for i, why in sorted(decoded.refused.items())]
+        # Asked for later, when the topic may be another one.
+        origin = partial(_origin, topic=self._topic)
         return Batch(
             self._with_added(decoded.table, kept),
             moves,
-            lambda row: self._origin(kept[row]),
-            refused,
+            lambda row: origin(kept[row]),
+            [Refused(origin(good[i]), why) for i, why in sorted(decoded.refused.items())],
             len(messages) - len(good),
-            sum(map(len, values)),
+            n_bytes,
             how=self._decoder.describe(),
         )
 
@@ -322,10 +333,6 @@ class KafkaSource:
             raise StoreError(f"the client of {self._options.brokers} gave up: {error.str()}")
         else:
             self._suspect = True
-
-    def _origin(self, message: Any) -> Origin:
-        where = position_text(offset=message.offset(), topic=self._topic)
-        return Origin(str(message.partition()), where, message.value(), message.key())
 
     def _with_added(self, table: pa.Table, messages: Sequence[Any]) -> pa.Table:
         topic = f"{self._options.topic}@{self._topic}" if self._topic else self._options.topic
@@ -374,6 +381,11 @@ class KafkaSource:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
+
+
+def _origin(message: Any, topic: str) -> Origin:
+    where = position_text(offset=message.offset(), topic=topic)
+    return Origin(str(message.partition()), where, message.value(), message.key())
 
 
 def _text(key: bytes | None) -> str | None:

@@ -82,6 +82,11 @@ class Source(Protocol):
         """Under which its positions are stored."""
         ...
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether it is to be read on a thread, ahead of appends: what is let go of comes again after ``start``."""
+        ...
+
     def start(self, schema: EventSchema, positions: Positions) -> None:
         """Begin, or begin again, from the stored positions; ``positions`` may be called later too.
 
