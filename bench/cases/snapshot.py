@@ -118,10 +118,11 @@ def _thinrow(
     store.bulk_load(archived)
     store.compact(full=True)
     store.append(recent)
+    newest_of = {newest: Projection(max_len=newest) for newest in _NEWEST}
     names, end = [c.name for c in data.schema.columns], int(data.columns["event_ts"].max()) + 1
 
     def read(users: Ints, newest: int) -> int:
-        found = store.read(users, end, Projection(max_len=newest)).histories
+        found = store.read(users, end, newest_of[newest]).histories
         columns = [found.to_jagged(name).values for name in ("event_ts", *names)]
         return len(columns[0])
 

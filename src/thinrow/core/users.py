@@ -27,6 +27,7 @@ UserKind = Literal["int64", "string"]
 Users: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.object_]
 
 _U32 = np.uint32
+_I64 = np.dtype(np.int64)
 
 
 def as_users(values: object, kind: UserKind | None = None) -> Users:
@@ -36,6 +37,8 @@ def as_users(values: object, kind: UserKind | None = None) -> Users:
         UserKindError: the ids are not of ``kind``, or of neither kind, or of more than one dimension.
         InputError: a string id is empty, longer than 255 UTF-8 bytes, or has no UTF-8 form.
     """
+    if isinstance(values, np.ndarray) and values.dtype == _I64 and values.ndim == 1 and kind == "int64":
+        return np.ascontiguousarray(values)
     if isinstance(values, (str, int, np.integer)):
         values = [values]
     array = np.atleast_1d(values if isinstance(values, np.ndarray) else _listed(values))

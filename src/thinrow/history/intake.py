@@ -109,6 +109,10 @@ def request_times(request_ts: object, n: int) -> npt.NDArray[np.int64]:
     Raises:
         InputError: times of another type, or neither one nor n of them.
     """
+    if type(request_ts) is int and 0 <= request_ts < NEVER:
+        found = np.empty(n, np.int64)
+        found.fill(request_ts)
+        return found
     times = np.asarray(request_ts)
     if times.dtype.kind == "M" and not np.isnat(times).any():
         times = times.astype("datetime64[ms]").view(np.int64)

@@ -28,7 +28,7 @@ from thinrow.history.archive.window import Window
 from thinrow.history.recent.blocks import BlockTier
 from thinrow.history.recent.keys import PAIR_DTYPE
 from thinrow.history.recent.rows import layout_of
-from thinrow.history.reconstruct import Reconstruction, count_read
+from thinrow.history.reconstruct import Reconstruction, count_columns
 from thinrow.jagged import Events, SharedHistories
 from thinrow.kernels import kernel
 from thinrow.schema import EventSchema, Projection
@@ -71,7 +71,7 @@ def read_live(
             done, found = _read(generation, few, plan, data, users, request_ts, projection, stats)
         if found is not None:
             stats.clock("decode", since)
-            count_read(generation, projection, stats, n)
+            count_columns(generation, columns, stats, n)
             return Reconstruction(found, stats, np.zeros(n, np.int8), np.arange(n))
         if done != _BEHIND:
             return None

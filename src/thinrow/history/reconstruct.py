@@ -155,7 +155,7 @@ def _reconstruct(
     histories, delivered = cut_windows(events, user_of, batch.request_ts, window.bound, oldest, newest, whole)
     stats.clock("merge", since)
     stats.events_delivered += delivered
-    _count(generation, columns, len(batch), stats)
+    count_columns(generation, columns, stats, len(batch))
     return Reconstruction(histories, stats, status, kept)
 
 
@@ -185,16 +185,17 @@ def _few(
         found, stats.events_delivered = joined
         stats.clock("merge", since)
     stats.versions_verified += n
-    _count(generation, columns, n, stats)
+    count_columns(generation, columns, stats, n)
     return Reconstruction(found, stats, np.zeros(n, np.int8), np.arange(n))
 
 
 def count_read(generation: Generation, projection: Projection, stats: ReadStats, n: int) -> None:
     """Count a read of n requests that another process did, among those of the store's columns."""
-    _count(generation, generation.columns_of(projection)[1], n, stats)
+    count_columns(generation, generation.columns_of(projection)[1], stats, n)
 
 
-def _count(generation: Generation, columns: Sequence[StoredColumn], n: int, stats: ReadStats) -> None:
+def count_columns(generation: Generation, columns: Sequence[StoredColumn], stats: ReadStats, n: int) -> None:
+    """Count a read of n requests among those of the store's columns."""
     if generation.usage is not None:
         sizes = {c.id: stats.column_bytes.get(c.id, 0) for c in columns}
         generation.usage.add(sizes, n, stats.events_delivered)

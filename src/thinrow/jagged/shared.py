@@ -14,7 +14,7 @@ is late or restated the slice alone says it (``exact``). Nothing is copied until
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,43 @@ from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.jagged.column import Column
 from thinrow.jagged.events import Events
 from thinrow.jagged.jagged import Jagged
+
+
+class _Cut:
+    """Which rows of a column the examples have, found once for all columns.
+
+    Attributes:
+        offsets: (X + 1,) events of each example.
+        rows: their positions; one range, where the examples' slices lie one after another; or starts and stops.
+    """
+
+    __slots__ = ("offsets", "rows")
+
+    def __init__(self, offsets: npt.NDArray[np.int64], rows: Any) -> None:
+        self.offsets, self.rows = offsets, rows
+
+    @classmethod
+    def of(cls, histories: SharedHistories) -> _Cut:
+        """That of some examples."""
+        start, stop, n = histories.start, histories.stop, len(histories.start)
+        if not histories.exact.all():
+            index, offsets = histories.positions()
+            return cls(offsets, index)
+        offsets = offsets_of(stop - start)
+        if n and (n == 1 or (start[1:] == stop[:-1]).all()) and start[0] <= stop[-1]:
+            return cls(offsets, slice(int(start[0]), int(stop[-1])))
+        return cls(offsets, (start, stop))
+
+    def taken(self, column: Column) -> Column:
+        """The rows of a column, copied."""
+        if isinstance(self.rows, tuple):
+            return column.take_ranges(*self.rows)
+        if not isinstance(self.rows, slice):
+            return column.take(self.rows)
+        if column.offsets is not None:
+            return column.take_ranges(np.array([self.rows.start]), np.array([self.rows.stop]))
+        valid = None if column.valid is None else column.valid[self.rows].copy()
+        return Column(column.values[self.rows].copy(), valid, column.dictionary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +82,8 @@ class SharedHistories:
     stop: npt.NDArray[np.int64]
     bound: npt.NDArray[np.int64]
     exact: npt.NDArray[np.bool_]
+    #: What ``to_jagged`` goes by, once it was asked for.
+    _cut: list[_Cut] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.user_of)
@@ -68,10 +107,11 @@ class SharedHistories:
 
     def to_jagged(self, name: str) -> Jagged:
         """One column as a copy per example (``event_ts`` and ``arrival`` are names too)."""
-        if self.exact.all():
-            return Jagged(self._column(name).take_ranges(self.start, self.stop), offsets_of(self.stop - self.start))
-        index, offsets = self.positions()
-        return Jagged(self._column(name).take(index), offsets)
+        if not self._cut:
+            # Two threads may both do it: either is right.
+            self._cut.append(_Cut.of(self))
+        cut = self._cut[0]
+        return Jagged(cut.taken(self._column(name)), cut.offsets)
 
     def to_padded(self, name: str, width: int, fill: float = 0) -> npt.NDArray[Any]:
         """(X, width) copy: each example's newest ``width`` events, left-aligned, the rest ``fill``."""

@@ -38,7 +38,18 @@ from thinrow.core.errors import InputError, StoreError
 from thinrow.core.ragged import ranges_index
 from thinrow.kernels import kernel
 from thinrow.storage.meter import count
-from thinrow.storage.objects import I64, U8, Entries, ObjectStore, Writer, by_object, check_name, each, read_one
+from thinrow.storage.objects import (
+    I64,
+    U8,
+    Entries,
+    ObjectStore,
+    Writer,
+    by_object,
+    check_name,
+    each,
+    is_there,
+    read_one,
+)
 from thinrow.storage.ranges import check_ranges, plan_requests
 
 DEFAULT_CACHE_BYTES = 1 << 30
@@ -124,6 +135,9 @@ class CachedObjects:
             found = self._objects.size(name)
             self._store(key, {_SIZE: np.empty(0, np.uint8)}, found, since)
         return found
+
+    def has(self, name: str) -> bool:
+        return is_there(self, name)
 
     def list(self, prefix: str, after: str = "") -> list[str]:
         return self._objects.list(prefix, after)

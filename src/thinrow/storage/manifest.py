@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from thinrow.core.check import integer
-from thinrow.core.errors import CommitConflict, CorruptionError, InputError, ObjectNotFound
+from thinrow.core.errors import CommitConflict, CorruptionError, InputError
 from thinrow.storage.objects import ObjectStore
 from thinrow.storage.sealed import seal, unseal
 
@@ -52,11 +52,7 @@ class ManifestLog:
 
     def has(self, n: int) -> bool:
         """Whether there is a generation ``n``."""
-        try:
-            self._objects.size(self.name_of(n))
-        except ObjectNotFound:
-            return False
-        return True
+        return self._objects.has(self.name_of(n))
 
     def latest(self) -> tuple[int, dict[str, Any]] | None:
         """Number and body of the newest generation; None where there is none yet. Raises as ``load``."""

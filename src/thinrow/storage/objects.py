@@ -76,6 +76,9 @@ class ObjectStore(Protocol):
     def size(self, name: str) -> int:
         """Bytes of the object. Raises ObjectNotFound."""
 
+    def has(self, name: str) -> bool:
+        """Whether there is an object of that name; of a folder of objects nothing is said."""
+
     def list(self, prefix: str, after: str = "") -> list[str]:
         """Sorted names that begin with ``prefix`` and follow ``after``; none of objects under creation."""
 
@@ -222,6 +225,9 @@ class MemoryObjects:
     def size(self, name: str) -> int:
         return len(self.get(name))
 
+    def has(self, name: str) -> bool:
+        return is_there(self, name)
+
     def list(self, prefix: str, after: str = "") -> list[str]:
         with self._lock:
             return sorted(n for n in self._objects if n.startswith(prefix) and n > after)
@@ -317,13 +323,16 @@ class LocalObjects:
 
     def size(self, name: str) -> int:
         try:
-            # Every snapshot asks twice, and a ``Path`` takes longer than the system.
             status = os.stat(f"{self.root}/{check_name(name)}")
             if stat.S_ISDIR(status.st_mode):
                 raise missing(name)
             return status.st_size
         except (FileNotFoundError, NotADirectoryError):
             raise missing(name) from None
+
+    def has(self, name: str) -> bool:
+        # Every snapshot asks twice: a ``Path``, or an exception where there is none, takes longer than the system.
+        return os.access(f"{self.root}/{check_name(name)}", os.F_OK)
 
     def list(self, prefix: str, after: str = "") -> list[str]:
         found = (self._name(path) for path in self._walk(prefix) if not path.name.startswith(_TEMPORARY))
@@ -455,6 +464,15 @@ def each(objects: ObjectStore, work: Callable[[T], R], items: Sequence[T]) -> li
     contexts = [copy_context() for _ in items]
     with ThreadPoolExecutor(min(objects.concurrency, len(items))) as pool:
         return list(pool.map(lambda c, item: c.run(work, item), contexts, items))
+
+
+def is_there(objects: ObjectStore, name: str) -> bool:
+    """Whether the object has a size."""
+    try:
+        objects.size(name)
+    except ObjectNotFound:
+        return False
+    return True
 
 
 def missing(name: str) -> ObjectNotFound:

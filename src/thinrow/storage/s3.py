@@ -42,6 +42,7 @@ from thinrow.storage.objects import (
     as_bytes,
     by_object,
     check_name,
+    is_there,
     missing,
     read_one,
     taken,
@@ -232,6 +233,9 @@ class S3Objects:
     def size(self, name: str) -> int:
         check_name(name)
         return int(self._persist(name, lambda: self._obs.head(self._store, name))["size"])
+
+    def has(self, name: str) -> bool:
+        return is_there(self, name)
 
     def list(self, prefix: str, after: str = "") -> list[str]:
         return [e.name for e in self.entries(prefix, after)]

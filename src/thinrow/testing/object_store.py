@@ -41,6 +41,7 @@ class ObjectStoreContract:
         store.put("a/b/one", b"")
         assert store.get("a/b/one") == b""
         assert store.size("a/b/one") == 0
+        assert store.has("a/b/one")
 
     def test_put_if_absent_never_replaces(self, store: ObjectStore) -> None:
         store.put_if_absent("m/1", b"first")
@@ -76,6 +77,7 @@ class ObjectStoreContract:
                 store.get(name)
             with pytest.raises(ObjectNotFound, match=name):
                 store.size(name)
+            assert name == "folder" or not store.has(name)
             none = np.empty(0, np.int64)
             with pytest.raises(ObjectNotFound, match=name):
                 store.read_into(name, none, none, np.empty(0, np.uint8), none)

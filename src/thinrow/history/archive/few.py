@@ -172,7 +172,7 @@ class Few:
             stats.book_bytes(EVENT_TS_ID, head[PLAN_TIMES])
             stats.book_bytes(ARRIVAL_ID, head[PLAN_ARRIVALS])
         found = []
-        for name, column_id, first, dtype, _, elements, nulls, w, w_nulls in self.parts:
+        for name, column_id, first, dtype, size, elements, nulls, w, w_nulls in self.parts:
             used, valid = used_by[w], None
             if nulls >= 0:
                 used += used_by[w_nulls]
@@ -180,8 +180,8 @@ class Few:
                 if said.any():
                     valid = said == 0
             size_of[column_id] = size_of.get(column_id, 0) + used
-            shape = (total, elements) if elements else (total,)
-            found.append((name, Column(np.ndarray(shape, dtype, out, capacity * first), valid)))
+            values = out[capacity * first : capacity * first + total * size].view(dtype)
+            found.append((name, Column(values.reshape(-1, elements) if elements else values, valid)))
         stats.pieces += head[FOUND_PIECES]
         stats.mixed_pieces += head[FOUND_MIXED]
         stats.bytes_read += head[PLAN_CHUNKS] + head[-1]

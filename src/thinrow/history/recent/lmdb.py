@@ -52,6 +52,18 @@ _MOVED = b"moved"
 _UNFINISHED = ".next-"
 _DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError, lmdb.BadRslotError)
 
+#: Number of this process: asking for it is a call of the system, and every snapshot would.
+_process = os.getpid()
+
+
+def _after_fork() -> None:
+    global _process
+    _process = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
 #: Environments that this process holds: (process, device, inode of the directory) -> tier.
 _HELD: weakref.WeakValueDictionary[tuple[int, int, int], LmdbRecent] = weakref.WeakValueDictionary()
 _HELD_LOCK = threading.Lock()
@@ -289,7 +301,7 @@ class LmdbRecent(BlockTier):
     def _live(self) -> Any:
         if self._env is None:
             raise StoreError(f"the recent tier {self._path} is closed; open it again")
-        if self._pid != os.getpid():
+        if self._pid != _process:
             raise StoreError(f"the recent tier {self._path} was opened by process {self._pid}; open it after the fork")
         return self._env
 
@@ -528,14 +540,16 @@ class _Gate:
     def enter(self) -> None:
         """Wait until nobody is alone, and be counted."""
         with self._condition:
-            self._condition.wait_for(lambda: not self._alone)
+            while self._alone:
+                self._condition.wait()
             self._inside += 1
 
     def leave(self) -> None:
         """Be counted no longer."""
         with self._condition:
             self._inside -= 1
-            self._condition.notify_all()
+            if self._alone:
+                self._condition.notify_all()
 
     @contextmanager
     def shared(self) -> Iterator[None]:
