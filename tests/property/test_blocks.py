@@ -513,11 +513,12 @@ accepted = coded = with_patches = 0
 
 
 def patched(n):
-    # Head, ends and positions of n values with patches; and room for the rest.
+    # Head, ends and positions of n values with patches, seldom out of order; and room for the rest.
     groups, low = -(-n // 256), int(rng.integers(1, 9))
-    ends = np.sort(rng.integers(0, min(n, 30) + 1, groups)).astype("<u2")
-    own, high = int(ends[-1]), int(rng.integers(1, 65 - low))
-    places = ends.tobytes() + rng.integers(0, 256, own, dtype=np.uint8).tobytes()
+    held = [np.sort(rng.permutation(min(256, n - 256 * g))[: rng.integers(30)]) for g in range(groups)]
+    where = np.concatenate(held) if rng.integers(8) else np.concatenate(held)[::-1]
+    own, high = len(where), int(rng.integers(1, 65 - low))
+    places = np.cumsum([len(h) for h in held]).astype("<u2").tobytes() + where.astype(np.uint8).tobytes()
     head = np.array([own | low << 32 | high << 40], "<u8").tobytes() + places + bytes(-len(places) % 8)
     return head, bytes((own * high + 63) // 64 * 8 + ((n + 7) // 8 * low + 63) // 64 * 64)
 

@@ -246,6 +246,19 @@ def expand32(typingctx: Any, bits: Any, source: Any, out: Any) -> Any:
 
 
 @intrinsic
+def descents32(typingctx: Any, address: Any) -> Any:
+    """Which of the 32 bytes at an address are not above the byte before each, which is read too: a bit a byte."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        many = ir.VectorType(ir.IntType(8), 32)
+        before = _taken(builder, builder.sub(args[0], ir.Constant(ir.IntType(64), 1)), many)
+        found = builder.icmp_unsigned("<=", _taken(builder, args[0], many), before)
+        return builder.zext(builder.bitcast(found, ir.IntType(32)), ir.IntType(64))
+
+    return types.uint64(types.intp), emit
+
+
+@intrinsic
 def quotients16(typingctx: Any, address: Any, divisor: Any) -> Any:
     """16 int32 at an address to float32, divided, in their place."""
 

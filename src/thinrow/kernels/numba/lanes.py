@@ -14,6 +14,7 @@ import numpy.typing as npt
 from numba.np.numpy_support import carray
 
 from thinrow.kernels.numba.intrinsics import (
+    descents32,
     narrow8,
     narrow16,
     narrow32,
@@ -176,17 +177,37 @@ def patches_bytes(at: int, end: int, n: Any) -> Any:
     """Bytes of n values with patches at an address in a block that ends at ``end``; -1 where they are not sound."""
     if end - at < 8:
         return -1
-    own, low, high, _, _, lanes = patches(at, n)
+    own, low, high, positions, _, lanes = patches(at, n)
     size = lanes - at + packed_bytes(n, low, True)
     if own > n or low < 1 or high < 1 or low + high > 64 or (word_at(at) >> np.uint64(48)) != 0 or size > end - at:
         return -1
     previous: Any = 0
+    descents: Any = 0
+    of_row = carray(pointer(positions), (own,), np.uint8)
     for g in range((n + 255) >> 8):
         last = _group_end(at, g)
-        if last < previous:
+        if last < previous or last > own:
             return -1
+        if previous < last:
+            # A group's first position may be below the last of the group before.
+            descents -= np.int64(previous > 0 and of_row[previous] <= of_row[previous - 1])
+            if (g << 8) + np.int64(of_row[last - 1]) >= n:
+                return -1
         previous = last
-    return size if previous == own else -1
+    return size if previous == own and descents + _descents(positions, own) == 0 else -1
+
+
+@njit
+def _descents(positions: int, own: Any) -> Any:
+    """How many of the positions of patches, but for the first, are not above the one before. Of one value at least, so
+    that lanes of 64 bytes or more follow: 32 can be loaded from where any of them is."""
+    n: Any = 0
+    for k in range(1, own, 32):
+        found = descents32(positions + k)
+        if own - k < 32:
+            found &= (np.uint64(1) << np.uint64(own - k)) - np.uint64(1)
+        n += popcount(found)
+    return n
 
 
 @njit

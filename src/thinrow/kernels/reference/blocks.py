@@ -87,9 +87,9 @@ def _take_patches(data: Array, n: int) -> tuple[Array, int]:
     counts = np.diff(ends, prepend=0)
     check(bool((counts >= 0).all()) and int(counts.sum()) == own)
     rows = np.repeat(np.arange(groups) * 256, counts) + data[8 + 2 * groups : 8 + 2 * groups + own]
+    check(bool((np.diff(rows) > 0).all()) and (own == 0 or int(rows[-1]) < n))
     values = unpack(data[lanes_at:size], n, low | LANES)
-    highs = _unpack_string(data[highs_at:lanes_at], own, high)
-    np.add.at(values, rows[rows < n], highs[rows < n] << np.uint64(low))
+    values[rows] += _unpack_string(data[highs_at:lanes_at], own, high) << np.uint64(low)
     return values, size
 
 
