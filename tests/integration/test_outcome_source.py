@@ -21,9 +21,8 @@ import pytest
 from thinrow.core.errors import InputError, PositionConflict
 from thinrow.examples import ExampleTable, ImpressionLog, OutcomeLog, Outcomes, heartbeat, join_logs, join_stream
 from thinrow.examples.erase import erase_outcomes
-from thinrow.history.dead_letters import DeadLetters
 from thinrow.history.recent.tier import Advance
-from thinrow.online import OutcomeFields, OutcomeIngest, OutcomeOptions
+from thinrow.online import OutcomeFields, OutcomeIngest, OutcomeOptions, outcome_letters
 from thinrow.sources.decode import JsonDecoder
 from thinrow.sources.kafka import KafkaOptions, KafkaSource
 from thinrow.sources.places import make_decoder, open_source
@@ -67,13 +66,13 @@ def source_of(broker: KafkaBroker, name: str, decoder=None) -> KafkaSource:
     return KafkaSource(name, KafkaOptions(broker.address, name, partitions=(0, 1)), decoder or JsonDecoder())
 
 
-def letters_of(log: OutcomeLog, folder: Path) -> DeadLetters:
-    return DeadLetters(folder / "dead", lambda: 0)
+def letters_of(log: OutcomeLog, folder: Path):
+    return outcome_letters(log, folder / "dead").read()
 
 
 def take_in(log, source, folder, fields=FIELDS, **options):
     try:
-        ingest = OutcomeIngest(log, source, letters_of(log, folder), fields, OutcomeOptions(**options))
+        ingest = OutcomeIngest(log, source, folder / "dead", fields, OutcomeOptions(**options))
         return ingest.run()
     finally:
         source.close()
@@ -117,7 +116,7 @@ def test_poison_becomes_letters_and_the_rest_flows_on(broker, tmp_path):
     report = take_in(log, source_of(broker, "poison"), tmp_path)
     assert (report.outcomes, report.refused, report.skipped) == (60, len(bad), 1)
     assert rows_of(log) == expected(60)
-    letters = letters_of(log, tmp_path).read()
+    letters = letters_of(log, tmp_path)
     assert sorted(x.payload for x in letters) == sorted(bad)
     # Nothing but poison moves the position too.
     broker.produce("poison", [(b"k", b"{")])
@@ -182,7 +181,7 @@ def test_two_readers_of_one_topic_are_told_apart(broker, tmp_path):
     topic(broker, "two", 300)
     log = OutcomeLog(tmp_path / "log")
     first, second = (source_of(broker, "two") for _ in range(2))
-    one = OutcomeIngest(log, first, letters_of(log, tmp_path), OutcomeFields())
+    one = OutcomeIngest(log, first, tmp_path / "dead", OutcomeFields())
     real, done = first.read, []
 
     def read(n, timeout_s):
@@ -197,6 +196,28 @@ def test_two_readers_of_one_topic_are_told_apart(broker, tmp_path):
     first.close()
     assert (done[0].outcomes, report.outcomes, report.conflicts) == (300, 0, 1)
     assert rows_of(log) == expected(300)
+
+
+def test_what_is_held_when_a_group_gives_partitions_anew_is_not_logged_twice(broker, tmp_path):
+    """Without ids: the client begins at the stored positions while what it read is in no file yet."""
+    topic(broker, "anew", 200)
+    log, source = OutcomeLog(tmp_path / "log"), source_of(broker, "anew")
+    ingest = OutcomeIngest(log, source, tmp_path / "dead", OutcomeFields(), OutcomeOptions(20, roll_s=600))
+    real, reads = source.read, []
+
+    def read(n, timeout_s):
+        batch = real(n, timeout_s)
+        reads.append(batch)
+        if sum(b is not None for b in reads) == 4:
+            source._assign(source._consumer.assignment())
+        return batch
+
+    source.read = read
+    report = ingest.run()
+    source.close()
+    assert (report.outcomes, report.files) == (200, 1)
+    assert report.conflicts == 1
+    assert rows_of(log) == expected(200)
 
 
 def test_positions_outlive_heartbeats_pruning_erasure_and_other_writers(broker, tmp_path):
@@ -218,6 +239,16 @@ def test_positions_outlive_heartbeats_pruning_erasure_and_other_writers(broker, 
     assert log.append(Outcomes.empty(), [Advance("other", "0", None, "1")]) == n
     assert log.positions("other") == {"0": "1"}
     assert log.positions("carried") == held
+
+
+def test_outcomes_without_an_id_among_those_that_have_one_are_all_logged(tmp_path):
+    path = tmp_path / "in.jsonl"
+    rows = [{**json.loads(message(k)[1]), "id": None if k % 2 else "x"} for k in range(9)]
+    path.write_text("".join(json.dumps({**row, "request_id": 1}) + "\n" for row in rows))
+    log = OutcomeLog(tmp_path / "log")
+    report = take_in(log, open_source([str(path)]), tmp_path)
+    assert (report.outcomes, report.duplicates) == (5, 4), "the one that is named, and each that is not"
+    assert take_in(log, open_source([str(path)], "again"), tmp_path).outcomes == 4
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -318,6 +349,6 @@ def test_the_command_line(broker, tmp_path):
 if __name__ == "__main__":
     options = KafkaOptions(sys.argv[1], "clicks", partitions=(0, 1))
     into = OutcomeLog(Path(sys.argv[2]) / "log")
-    letters = DeadLetters(Path(sys.argv[2]) / "dead", lambda: 0)
+    letters = Path(sys.argv[2]) / "dead"
     roll = OutcomeOptions(batch_events=30, linger_s=0.01, roll_events=60, roll_s=0.05)
     OutcomeIngest(into, KafkaSource("clicks", options, JsonDecoder()), letters, FIELDS, roll).run(follow=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from thinrow.online.outcome_fields import OutcomeFields
     from thinrow.online.outcome_ingest import OutcomeReport
 
 #: Between two lines about the progress.
@@ -16,7 +17,9 @@ _TELL_S = 60.0
 
 
 @click.command()
-@click.argument("places", nargs=-1, required=True, metavar="SOURCE")
+@click.argument("places", nargs=-1, metavar="[SOURCE]")
+@click.option("--retry", is_flag=True, help="In place of a source: take in the dead letters that can be taken in now.")
+@click.option("--registry", help="With --retry: another schema registry than the one the letters name.")
 @click.option("--log", "log_path", type=click.Path(path_type=Path), required=True, help="The outcome log; made if new.")
 @click.option("--outcome", help="Every event is this outcome; else the field `name` says which.")
 @click.option("--request-id", default="request_id", show_default=True, help="Field: the request.")
@@ -35,6 +38,8 @@ _TELL_S = 60.0
 )
 def command(
     places: tuple[str, ...],
+    retry: bool,
+    registry: str | None,
     log_path: Path,
     outcome: str | None,
     name_field: str,
@@ -49,33 +54,70 @@ def command(
 ) -> None:
     """Read outcomes from SOURCE into an outcome log: a topic, folders, JSON lines, Parquet (docs/sources.md).
 
-    Each outcome is in the log once, however often this is killed; what is no outcome becomes a dead letter.
+    Each outcome is in the log once, however often this is killed; what is no outcome becomes a dead letter. With
+    --retry, and the options as before or mended, letters are read again.
 
     \b
     Examples:
       thinrow outcomes "kafka://broker:9092/clicks" --log log/outcomes --outcome click --outcome-id id --follow
       thinrow outcomes bought.jsonl --log log/outcomes --outcome buy --value pieces
+      thinrow outcomes --retry --log log/outcomes --outcome buy --value pieces
     """
+    from thinrow.core.errors import InputError
+    from thinrow.online.outcome_fields import OutcomeFields
+
+    if bool(places) == retry:
+        raise InputError("name a source, or --retry; one of the two")
+    if registry is not None and not retry:
+        raise InputError("--registry goes with --retry; a source names its registry in its URL")
+    outcome_fields = OutcomeFields(
+        name=None if outcome is not None else name_field,
+        outcome=outcome,
+        outcome_id=outcome_id,
+        integer_ids=integer_ids,
+        **fields,
+    )
+    folder = letters or Path(f"{log_path}.dead")
+    if retry:
+        _retry(log_path, folder, outcome_fields, registry, 1_000 * max_future)
+    else:
+        _read(places, source_name, log_path, folder, outcome_fields, follow, roll_s, 1_000 * max_future)
+
+
+def _retry(log_path: Path, folder: Path, fields: OutcomeFields, registry: str | None, max_future_ms: int) -> None:
+    from thinrow.examples.log import OutcomeLog
+    from thinrow.online.outcome_retry import retry_outcomes
+    from thinrow.sources.places import make_decoder
+
+    more = {} if registry is None else {"registry": registry}
+    report = retry_outcomes(
+        OutcomeLog(log_path), folder, fields, lambda how: make_decoder({**how, **more}), max_future_ms
+    )
+    click.echo(f"{report.events} outcomes logged, {report.duplicates} known already, {report.left} letters left")
+
+
+def _read(
+    places: tuple[str, ...],
+    source_name: str | None,
+    log_path: Path,
+    folder: Path,
+    fields: OutcomeFields,
+    follow: bool,
+    roll_s: float,
+    max_future_ms: int,
+) -> None:
     from thinrow.cli.stream import stopped
     from thinrow.examples.log import OutcomeLog
-    from thinrow.history.dead_letters import DeadLetters
-    from thinrow.online.outcome_ingest import OutcomeFields, OutcomeIngest, OutcomeOptions
+    from thinrow.online.outcome_ingest import OutcomeIngest, OutcomeOptions
     from thinrow.sources.places import open_source
 
     source: Any = open_source(places, source_name, follow=follow)
-    folder = letters or Path(f"{log_path}.dead")
     ingest = OutcomeIngest(
         OutcomeLog(log_path),
         source,
-        DeadLetters(folder, lambda: 0),
-        OutcomeFields(
-            name=None if outcome is not None else name_field,
-            outcome=outcome,
-            outcome_id=outcome_id,
-            integer_ids=integer_ids,
-            **fields,
-        ),
-        OutcomeOptions(roll_s=roll_s, max_future_ms=1_000 * max_future),
+        folder,
+        fields,
+        OutcomeOptions(roll_s=roll_s, max_future_ms=max_future_ms),
         _teller() if follow else None,
     )
     try:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from thinrow.cli.common import format_time, store_option
+
+if TYPE_CHECKING:
+    from thinrow.history.dead_letters import Letter
 
 _SHOWN = 300
 
@@ -80,8 +83,9 @@ def positions(store_path: Path, names: tuple[str, ...]) -> None:
 @command.command()
 @click.option("--store", "store_path", type=click.Path(path_type=Path), help="Directory of the store.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Or a folder of letters: of `thinrow outcomes`.")
+@click.option("--log", "log_path", type=click.Path(path_type=Path), help="The outcome log of --folder LOG.dead.  [LOG]")
 @click.option("--all", "whole", is_flag=True, help="Every letter as a JSON line, payload and all.")
-def letters(store_path: Path | None, folder: Path | None, whole: bool) -> None:
+def letters(store_path: Path | None, folder: Path | None, log_path: Path | None, whole: bool) -> None:
     """Print what could not be taken in: how many by source and reason, with the newest of each.
 
     \b
@@ -89,13 +93,12 @@ def letters(store_path: Path | None, folder: Path | None, whole: bool) -> None:
       thinrow sources letters --store S --all > letters.jsonl
     """
     from thinrow.core.errors import InputError
-    from thinrow.history.dead_letters import DeadLetters
     from thinrow.history.store import HistoryStore
 
     if (store_path is None) == (folder is None):
         raise InputError("name one: --store S, or --folder F with the letters of `thinrow outcomes`")
     if folder is not None:
-        found = DeadLetters(folder, lambda: 0).read()
+        found = _outcome_letters(folder, log_path)
     else:
         assert store_path is not None
         with HistoryStore.open(store_path) as store:
@@ -112,6 +115,17 @@ def letters(store_path: Path | None, folder: Path | None, whole: bool) -> None:
         payload = "" if x.payload is None else f" {x.payload[:80]!r}"
         click.echo(f"{n} x {x.source}: {x.reason[:_SHOWN]}")
         click.echo(f"    newest {format_time(x.at_ms)}, partition {x.partition or '-'} at {x.where}:{payload}")
+
+
+def _outcome_letters(folder: Path, log_path: Path | None) -> list[Letter]:
+    from thinrow.core.errors import InputError
+    from thinrow.examples.log import OutcomeLog
+    from thinrow.online.outcome_retry import outcome_letters
+
+    path = log_path or folder.with_suffix("")
+    if not (path / "log.json").is_file():
+        raise InputError(f"no outcome log at {path}; name the log of these letters: --log LOG")
+    return outcome_letters(OutcomeLog(path), folder).read()
 
 
 def _kind(reason: str) -> str:

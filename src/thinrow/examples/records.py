@@ -257,7 +257,7 @@ class Outcomes:
         name = store_column(self.name, StoredField("name", "string"))
         columns = {"request_id": self.request_id, "item": self.item, "name": name, "ts": self.ts, "value": self.value}
         if self.outcome_id is not None:
-            columns["outcome_id"] = store_column(self.outcome_id, StoredField("outcome_id", "string", True))
+            columns["outcome_id"] = store_column(self.outcome_id, StoredField("outcome_id", "string", nullable=True))
         return pa.table(columns)
 
     @classmethod

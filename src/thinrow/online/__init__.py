@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thinrow.online.app import Limits, create_app
     from thinrow.online.journal import Journal
-    from thinrow.online.outcome_ingest import OutcomeFields, OutcomeIngest, OutcomeOptions
+    from thinrow.online.outcome_fields import OutcomeFields
+    from thinrow.online.outcome_ingest import OutcomeIngest, OutcomeOptions
+    from thinrow.online.outcome_retry import outcome_letters, retry_outcomes
     from thinrow.online.snapshots import AsyncSnapshots
     from thinrow.online.tables import TableWriter
 
@@ -19,11 +21,13 @@ _WHERE = {
     "AsyncSnapshots": "snapshots",
     "Journal": "journal",
     "Limits": "app",
-    "OutcomeFields": "outcome_ingest",
+    "OutcomeFields": "outcome_fields",
     "OutcomeIngest": "outcome_ingest",
     "OutcomeOptions": "outcome_ingest",
     "TableWriter": "tables",
     "create_app": "app",
+    "outcome_letters": "outcome_retry",
+    "retry_outcomes": "outcome_retry",
 }
 
 __all__ = [
@@ -35,6 +39,8 @@ __all__ = [
     "OutcomeOptions",
     "TableWriter",
     "create_app",
+    "outcome_letters",
+    "retry_outcomes",
 ]
 
 

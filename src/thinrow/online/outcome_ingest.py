@@ -17,75 +17,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
+from pathlib import Path
 
 from thinrow.core.clock import Clock, system_clock
-from thinrow.core.errors import CommitConflict, InputError, PositionConflict
+from thinrow.core.errors import InputError, PositionConflict
 from thinrow.core.units import NEVER
 from thinrow.examples.log import OutcomeLog
-from thinrow.examples.records import Outcomes, text_column
-from thinrow.examples.streaming import HEARTBEAT
-from thinrow.history.dead_letters import DeadLetters, Letter
+from thinrow.examples.records import Outcomes
+from thinrow.history.dead_letters import Letter
 from thinrow.history.recent.tier import Advance
-from thinrow.jagged import Column
-from thinrow.schema import ColumnSpec, EventSchema, Trait
-from thinrow.sources.screen import Screened, screen
+from thinrow.online.outcome_fields import OutcomeFields, outcomes_of
+from thinrow.online.outcome_ids import KnownIds
+from thinrow.online.outcome_retry import outcome_letters
+from thinrow.sources.screen import screen
 from thinrow.sources.source import Batch, Move, Origin, Source
 from thinrow.sources.wanted import empty_table
-
-_INT32 = (1 << 31) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeFields:
-    """Which fields of a source's events are what of an outcome.
-
-    Attributes:
-        request_id, item, ts: integers; ``ts`` may be a time as text too (ISO 8601).
-        name: text, which outcome; None where ``outcome`` says it for all.
-        outcome: the outcome that every event is; None where ``name`` says it.
-        value: an integer within int32, 1 where it is null or not there; None for 1 throughout.
-        outcome_id: names an outcome among those of its request, text, or an integer with ``integer_ids``; one that came
-            before is left out. ``source_id`` for the place in the source. None where nothing does.
-        integer_ids: see ``outcome_id``.
-    """
-
-    request_id: str = "request_id"
-    item: str = "item"
-    ts: str = "ts"
-    name: str | None = "name"
-    outcome: str | None = None
-    value: str | None = "value"
-    outcome_id: str | None = None
-    integer_ids: bool = False
-
-    def __post_init__(self) -> None:
-        if (self.name is None) == (self.outcome is None):
-            raise InputError(f"name={self.name!r}, outcome={self.outcome!r}; give the field of names, or one outcome")
-
-    def schema(self) -> EventSchema:
-        """The events of the source, as sources and ``screen`` take them: the request in the user's place."""
-        columns = [ColumnSpec(1, self.item, Trait.ID, "int64", "main")]
-        if self.name is not None:
-            columns.append(ColumnSpec(2, self.name, Trait.CATEGORICAL, "string", "main"))
-        if self.value is not None:
-            columns.append(ColumnSpec(3, self.value, Trait.ID, "int64", "main", nullable=True))
-        kind = "int64" if self.integer_ids else "string"
-        return EventSchema(
-            tuple(columns),
-            user_column=self.request_id,
-            time_column=self.ts,
-            event_id_column=self.outcome_id,
-            event_id_dtype=None if self.outcome_id is None else kind,  # type: ignore[arg-type]
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +88,18 @@ class OutcomeIngest:
         self,
         log: OutcomeLog,
         source: Source,
-        letters: DeadLetters,
+        letters: str | Path,
         fields: OutcomeFields | None = None,
         options: OutcomeOptions | None = None,
         progress: Callable[[OutcomeReport], None] | None = None,
         clock: Clock = system_clock,
     ) -> None:
-        """Checks only; ``run`` begins. ``letters`` get what is refused."""
-        self._log, self._source, self._letters = log, source, letters
+        """Checks only; ``run`` begins. ``letters`` is the folder for what is refused."""
+        self._log, self._source, self._letters = log, source, outcome_letters(log, letters)
         self._fields, self._options = fields or OutcomeFields(), options or OutcomeOptions()
         self._schema = self._fields.schema()
         self._progress, self._clock = progress, clock
-        self._known = _KnownIds(log) if self._fields.outcome_id is not None else None
+        self._known = KnownIds(log) if self._fields.outcome_id is not None else None
         self._held = _Held()
         self.report = OutcomeReport()
 
@@ -184,43 +132,29 @@ class OutcomeIngest:
         return self._log.positions(self._source.name)
 
     def _hold(self, batch: Batch) -> None:
+        if not self._held.is_followed_by(batch):
+            # The source began at the stored positions in between: its group gave it other partitions.
+            self._begin_again()
+            return
         table = batch.table if batch.table.num_columns else empty_table(self._schema)
         future = self._options.max_future_ms
         latest = NEVER if future is None else self._clock() + future
         found = screen(table, self._schema, latest, blame_rows=batch.made_of_messages)
-        outcomes, wrong = self._outcomes(found)
+        outcomes, wrong = outcomes_of(found, self._fields)
         letters = [self._letter(batch, r.origin, r.reason) for r in batch.refused]
         refused = {**found.refused, **wrong}
         letters += [self._letter(batch, batch.origin(row), why) for row, why in sorted(refused.items())]
         self._held.add(batch, outcomes, letters, found.repeated)
 
-    def _outcomes(self, found: Screened) -> tuple[Outcomes, dict[int, str]]:
-        """The outcomes of what was screened, and row -> why a row is none."""
-        events, fields = found.events, self._fields
-        n = len(events)
-        requests = np.asarray(events.users, np.int64)
-        values = np.ones(n, np.int64)
-        if fields.value is not None:
-            column = events.columns[fields.value]
-            values = np.where(column.valid, column.values, 1) if column.valid is not None else column.values
-        name = text_column(fields.outcome or "", n) if fields.name is None else events.columns[fields.name]
-        ids = events.event_ids
-        if ids is not None and fields.integer_ids:
-            ids = Column.from_arrow(pc.cast(ids.to_arrow(), pa.string()), "string")
-        made = Outcomes(requests, events.columns[fields.item].values, name, events.event_ts, values, ids)
-        wrong: dict[int, str] = {}
-        for mask, why in (
-            (requests == HEARTBEAT, f"request {HEARTBEAT} is that of heartbeats, of no outcome"),
-            (np.abs(values) > _INT32, f"its value is beyond {_INT32}, as much as a label holds"),
-        ):
-            wrong |= dict.fromkeys(found.rows[np.flatnonzero(mask)].tolist(), why)
-        if wrong:
-            made = made.take(~np.isin(found.rows, list(wrong)))
-        return made, wrong
-
     def _letter(self, batch: Batch, origin: Origin, reason: str) -> Letter:
         place = self._source.name, origin.partition, origin.where
         return Letter(*place, reason, origin.payload, origin.key, batch.how, None, self._clock())
+
+    def _begin_again(self) -> None:
+        """At the stored positions; what is held comes again."""
+        self.report = replace(self.report, conflicts=self.report.conflicts + 1)
+        self._held = _Held()
+        self._source.start(self._schema, self._positions)
 
     def _flush(self) -> None:
         held, self._held = self._held, _Held()
@@ -228,11 +162,15 @@ class OutcomeIngest:
             return
         self._letters.add(held.letters)
         advances = [Advance(self._source.name, p, m.before, m.after) for p, m in held.moves.items()]
+        read = Outcomes.concat(held.outcomes)
         try:
-            outcomes, again = self._append(Outcomes.concat(held.outcomes), advances)
+            if self._known is not None:
+                outcomes, again = self._known.append(read, advances)
+            else:
+                self._log.append(read, advances)
+                outcomes, again = len(read), 0
         except PositionConflict:
-            self.report = replace(self.report, conflicts=self.report.conflicts + 1)
-            self._source.start(self._schema, self._positions)
+            self._begin_again()
             return
         for batch in held.batches:
             self._source.acknowledge(batch)
@@ -245,23 +183,6 @@ class OutcomeIngest:
             skipped=was.skipped + held.skipped,
             files=was.files + 1,
         )
-
-    def _append(self, outcomes: Outcomes, advances: Sequence[Advance]) -> tuple[int, int]:
-        """How many outcomes went into the log, and how many were there. Raises PositionConflict."""
-        if self._known is None:
-            self._log.append(outcomes, advances)
-            return len(outcomes), 0
-        while True:
-            number = self._known.look()
-            names = names_of(outcomes)
-            fresh = self._known.fresh(names)
-            try:
-                self._log.append(outcomes.take(fresh), advances, at=number)
-            except CommitConflict:
-                # Others appended, perhaps these very outcomes.
-                continue
-            self._known.add(number, [n for n, new in zip(names, fresh.tolist(), strict=True) if new and n is not None])
-            return int(fresh.sum()), int((~fresh).sum())
 
 
 class _Held:
@@ -289,6 +210,10 @@ class _Held:
         self.skipped += batch.skipped
         self.n += len(outcomes) + len(letters)
 
+    def is_followed_by(self, batch: Batch) -> bool:
+        """Whether the batch goes on where what is held ends, so that the two can be one file."""
+        return all(p not in self.moves or self.moves[p].after == move.before for p, move in batch.moves.items())
+
     def is_due(self, options: OutcomeOptions) -> bool:
         """Whether it is to become a file."""
         late = time.monotonic() - self._since >= options.roll_s
@@ -297,48 +222,3 @@ class _Held:
 
 def _gone(row: int) -> Origin:
     raise AssertionError(f"row {row} of a batch that was taken in")
-
-
-class _KnownIds:
-    """Requests and ids of the outcomes that the files of a log hold: of those that are there, for a file that is pruned
-    is settled, and what comes again of it finds its request closed."""
-
-    def __init__(self, log: OutcomeLog) -> None:
-        self._log = log
-        self._next = 0
-        self._files: deque[tuple[int, list[str]]] = deque()
-        self._names: set[str] = set()
-
-    def look(self) -> int:
-        """Read what others appended; the number of the next file."""
-        numbers = self._log.numbers()
-        for number in range(max(self._next, numbers.start), numbers.stop):
-            self.add(number, [n for n in names_of(self._log.read(number)) if n is not None])
-        while self._files and self._files[0][0] < numbers.start:
-            self._names.difference_update(self._files.popleft()[1])
-        self._next = numbers.stop
-        return numbers.stop
-
-    def add(self, number: int, names: list[str]) -> None:
-        """Those of a file."""
-        self._files.append((number, names))
-        self._names.update(names)
-        self._next = number + 1
-
-    def fresh(self, names: Sequence[str | None]) -> npt.NDArray[np.bool_]:
-        """(n,) whether a name is in no file and no earlier row; one that is None always is."""
-        out, here = np.ones(len(names), np.bool_), set[str]()
-        for i, name in enumerate(names):
-            if name is not None:
-                out[i] = name not in self._names and name not in here
-                here.add(name)
-        return out
-
-
-def names_of(outcomes: Outcomes) -> list[Any]:
-    """(n,) request and id of each, as one text; None where it has no id."""
-    if outcomes.outcome_id is None:
-        return [None] * len(outcomes)
-    requests = pc.cast(pa.array(outcomes.request_id), pa.string())
-    ids = outcomes.outcome_id.to_arrow().cast(pa.string())
-    return list(pc.binary_join_element_wise(requests, ids, " ").to_pylist())

@@ -55,20 +55,29 @@ def retry_letters(
     with store.dead_letters.retrying() as retry:
         if not retry.letters:
             return RetryReport(0, 0, 0)
-        stay: list[Letter] = []
-        tables: list[pa.Table] = [empty_table(schema)]
-        tried: list[Letter] = []
-        for how, letters in _by_how(retry.letters, stay).items():
-            table, rows = _decode(letters, decoder_of(json.loads(how)), schema, stay)
-            tables.append(table)
-            tried += [letters[i] for i in rows]
-        names = tables[0].column_names
-        table = pa.concat_tables([as_numbers(t.select(names)) for t in tables], promote_options="permissive")
+        table, tried, stay = decode_letters(retry.letters, schema, decoder_of)
         if pseudonyms is not None:
             table = pseudonyms.apply(table, schema.user_column, schema.user_kind)
         found = screen(table, schema)
         stay += [replace(tried[row], reason=why) for row, why in found.refused.items()]
         return _append(store, retry, found.events, [tried[i] for i in found.rows.tolist()], stay, found.repeated)
+
+
+def decode_letters(
+    letters: Sequence[Letter], schema: EventSchema, decoder_of: Callable[[Mapping[str, str]], Decoder]
+) -> tuple[pa.Table, list[Letter], list[Letter]]:
+    """Rows of the letters that can be decoded, the letter of each row, and the letters that cannot be, with the reason
+    of today. Raises StoreError where a registry does not answer."""
+    stay: list[Letter] = []
+    tables: list[pa.Table] = [empty_table(schema)]
+    tried: list[Letter] = []
+    for how, some in _by_how(letters, stay).items():
+        table, rows = _decode(some, decoder_of(json.loads(how)), schema, stay)
+        tables.append(table)
+        tried += [some[i] for i in rows]
+    names = tables[0].column_names
+    table = pa.concat_tables([as_numbers(t.select(names)) for t in tables], promote_options="permissive")
+    return table, tried, stay
 
 
 def _by_how(letters: Sequence[Letter], stay: list[Letter]) -> dict[str, list[Letter]]:
