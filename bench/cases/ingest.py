@@ -1,9 +1,12 @@
-"""Events from a source into a store, against reading and decoding the same without storing anything.
+"""Events from a source into a store, against the same by hand, and against reading and decoding without storing.
 
 Kafka protocol (a real broker, Tansu, of two partitions, its log in memory; the same messages for all):
 
 - ``thinrow.<format>``: ``Ingest``, each event checked, stored and acknowledged (LMDB, every append on disk), and the
-  position with it.
+  position with it. ``one_thread.<format>``: the same without reading ahead.
+- ``by_hand.<format>``: what one would write: confluent-kafka's consumer and deserializers as below, each event packed
+  with ``struct`` under its user and a number, put into plain LMDB with the offsets, one transaction on disk a batch.
+  Nothing is checked and nothing refused; an event cannot be late, has no CRC, and nobody compacts what is there.
 - ``consume_decode.<format>``: confluent-kafka, its batches of messages decoded to rows and dropped. JSON by
   ``json.loads``; Avro and Protobuf by confluent-kafka's deserializers and a schema registry.
 - ``arrow_decode.json``: the same, a batch parsed by pyarrow in one call: the fastest that we know.
@@ -11,18 +14,21 @@ Kafka protocol (a real broker, Tansu, of two partitions, its log in memory; the 
 Files: ``thinrow.parquet|jsonl|csv`` against polars (``polars_read``) and pyarrow (``pyarrow_read``), which read the
 same file into columns and drop it. ``append_alone`` is ``store.append`` of tables in memory: the store's own share.
 
-Units are events a second. Ratios are ours over theirs, so that they say what storing costs.
+Units are events a second. Ratios are ours over theirs: over ``consume_decode`` and the readers of files they say what
+storing costs.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -34,7 +40,7 @@ from thinrow.history.store import HistoryStore
 from thinrow.schema import EventSchema
 from thinrow.sources.decode import JsonDecoder
 from thinrow.sources.files import FileSource
-from thinrow.sources.ingest import Ingest
+from thinrow.sources.ingest import Ingest, IngestOptions
 from thinrow.sources.kafka import KafkaOptions, KafkaSource
 from thinrow.sources.places import make_decoder
 from thinrow.sources.wanted import wanted_of
@@ -78,6 +84,8 @@ def run(options: Options) -> Result:
         return seen[ours]["median"] / seen[theirs]["median"]
 
     for kind in FORMATS:
+        result.ratios[f"vs_by_hand.{kind}"] = ratio(f"thinrow.{kind}", f"by_hand.{kind}")
+        result.ratios[f"vs_one_thread.{kind}"] = ratio(f"thinrow.{kind}", f"one_thread.{kind}")
         result.ratios[f"vs_consume_decode.{kind}"] = ratio(f"thinrow.{kind}", f"consume_decode.{kind}")
     result.ratios["vs_arrow_decode.json"] = ratio("thinrow.json", "arrow_decode.json")
     for kind in ("parquet", "jsonl", "csv"):
@@ -111,11 +119,14 @@ def _of_broker(folder: Path, broker: KafkaBroker, registry: SchemaRegistry, tabl
         for p in _PARTITIONS:
             broker.produce(kind, [(None, v) for v in values[p :: len(_PARTITIONS)]], partition=p)
 
-        def ours(kind: str = kind, how: dict[str, str] = how) -> int:
+        def ours(read_ahead: bool, kind: str = kind, how: dict[str, str] = how) -> int:
             options = KafkaOptions(broker.address, kind, partitions=_PARTITIONS)
-            return _ingested(folder, KafkaSource(kind, options, make_decoder(how)))
+            source = KafkaSource(kind, options, make_decoder(how))
+            return _ingested(folder, source, IngestOptions(read_ahead=read_ahead))
 
-        works[f"thinrow.{kind}"] = ours
+        works[f"thinrow.{kind}"] = partial(ours, True)
+        works[f"by_hand.{kind}"] = partial(_by_hand, folder, broker, kind, len(rows), peer)
+        works[f"one_thread.{kind}"] = partial(ours, False)
         works[f"consume_decode.{kind}"] = _consumer(broker, kind, len(rows), partial(_each, peer))
     wanted = wanted_of(SCHEMA)
     works["arrow_decode.json"] = _consumer(broker, "json", len(rows), lambda some: JsonDecoder().decode(some, wanted))
@@ -171,20 +182,55 @@ def _click(path: Path) -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Click"))
 
 
-def _consumer(broker: KafkaBroker, topic: str, n: int, decode: Callable[[list[bytes]], Any]) -> Work:
+def _opened(broker: KafkaBroker, topic: str) -> Any:
     from confluent_kafka import Consumer, TopicPartition
 
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.address,
+            "group.id": "peer",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 50,
+        }
+    )
+    consumer.assign([TopicPartition(topic, p, 0) for p in _PARTITIONS])
+    return consumer
+
+
+def _by_hand(folder: Path, broker: KafkaBroker, topic: str, n: int, decode: Callable[[bytes], Any]) -> int:
+    """Into LMDB: under ``e`` events by user and number, under ``n`` the next number of a user, under ``o`` offsets."""
+    consumer, done = _opened(broker, topic), 0
+    with tempfile.TemporaryDirectory(dir=folder) as name, lmdb.open(name, map_size=1 << 30) as env:
+        while done < n:
+            messages = [m for m in consumer.consume(_BATCH, 0.05) if m.error() is None]
+            if not messages:
+                continue
+            with env.begin(write=True) as txn:
+                for message in messages:
+                    event = decode(message.value() or b"")
+                    _put(txn, event if isinstance(event, dict) else _plain(event))
+                for message in {m.partition(): m for m in messages}.values():
+                    txn.put(b"o%d" % message.partition(), b"%d" % (message.offset() + 1))
+            done += len(messages)
+    consumer.close()
+    return done
+
+
+def _put(txn: Any, event: dict[str, Any]) -> None:
+    user = event["user"].to_bytes(8, "big")
+    number = int.from_bytes(txn.get(b"n" + user, b""), "big")
+    row = struct.pack("<qqd", event["ts"], event["item"], event["price"]) + event["shop"].encode()
+    txn.put(b"e" + user + number.to_bytes(8, "big"), row)
+    txn.put(b"n" + user, (number + 1).to_bytes(8, "big"))
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in ARROW.names}
+
+
+def _consumer(broker: KafkaBroker, topic: str, n: int, decode: Callable[[list[bytes]], Any]) -> Work:
     def work() -> int:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": broker.address,
-                "group.id": "peer",
-                "enable.auto.commit": False,
-                "fetch.wait.max.ms": 50,
-            }
-        )
-        consumer.assign([TopicPartition(topic, p, 0) for p in _PARTITIONS])
-        done = 0
+        consumer, done = _opened(broker, topic), 0
         while done < n:
             values = [m.value() or b"" for m in consumer.consume(_BATCH, 0.05) if m.error() is None]
             if values:
@@ -234,9 +280,9 @@ def _ingested_file(folder: Path, path: Path) -> int:
     return _ingested(folder, FileSource("files", [path]))
 
 
-def _ingested(folder: Path, source: Any) -> int:
+def _ingested(folder: Path, source: Any, options: IngestOptions | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=folder) as name, HistoryStore.create(Path(name) / "store", SCHEMA) as store:
-        report = Ingest(store, source).run()
+        report = Ingest(store, source, options).run()
         source.close()
         assert not report.refused, report
         return report.events
