@@ -44,6 +44,7 @@ from thinrow.core.ragged import offsets_of
 from thinrow.dpp import Batch as Examples
 from thinrow.dpp import SessionSpec, loader
 from thinrow.dpp.merge import BatchMaker
+from thinrow.dpp.order import VirtualOrder
 from thinrow.dpp.worker import TableSource, Worker
 from thinrow.examples.records import ExampleBatch, Impressions
 from thinrow.examples.table import ExampleTable
@@ -263,7 +264,9 @@ def _ray(stack: ExitStack, path: Path, newest: int | None) -> Counts:
         ray.init(num_cpus=_WORKERS + 1, include_dashboard=False, log_to_driver=False)
         stack.callback(ray.shutdown)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    n = _Session(path, newest).order.manifest.n_bases * _EPOCHS
+    order = _Session(path, newest).order
+    assert isinstance(order, VirtualOrder)
+    n = order.manifest.n_bases * _EPOCHS
 
     def counts() -> Counts:
         while True:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from thinrow.core.errors import Erased, Expired
-from thinrow.dpp import loader
+from thinrow.dpp import BatchBudget, loader
 from thinrow.dpp.batch import Batch
 from thinrow.examples.erase import erase_everywhere
 from thinrow.examples.log import ImpressionLog, OutcomeLog
@@ -108,15 +108,24 @@ def test_expired_examples(world: World) -> None:
         assert all(len(b) == 0 for b in loader(store, table, on_missing="skip", **OPTIONS))
 
 
-def test_a_filtered_reader_goes_on_while_it_runs(world: World) -> None:
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"since_ms": 3 * 86_400_000}, "which of them a filter kept"),
+        ({"batch_rows": None, "budget": BatchBudget(limit=100)}, "how a budget had cut them"),
+    ],
+)
+def test_a_filtered_or_budgeted_reader_goes_on_while_it_runs(world: World, changes: dict[str, Any], why: str) -> None:
     with world.store() as store, world.table() as table:
-        options = OPTIONS | {"since_ms": world.start_ms + 3 * 86_400_000}
+        options = OPTIONS | changes
+        if "since_ms" in changes:
+            options["since_ms"] += world.start_ms
         snapshot = table.snapshot_id
         want = [rows_of(b) for b in loader(store, table, **options)]
         running = loader(store, table, on_missing="skip", **options)
         victim = want[-1][-1][1]
         store.erase([victim], also=also(world, table, store.schema), grace_s=0)
         assert [rows_of(b) for b in running] == [[r for r in b if r[1] != victim] for b in want]
-        with pytest.raises(Erased, match="cannot be told which of them a filter kept"):
+        with pytest.raises(Erased, match="cannot be told " + why):
             loader(store, table, snapshot_id=snapshot, **options)
         assert np.isin(victim, store.users()).item() is False

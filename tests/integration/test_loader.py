@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from thinrow.core.errors import CorruptionError, InputError, SchemaError, StoreError
-from thinrow.dpp import RowFilter, client, loader, worker
+from thinrow.dpp import BatchBudget, RowFilter, client, loader, worker
 from thinrow.dpp.row_filter import in_share
 from thinrow.examples.records import ExampleBatch, text_column
 from thinrow.examples.table import ExampleTable
@@ -370,3 +370,78 @@ def test_a_table_is_read_as_before_when_its_store_has_twice_the_buckets(world):
     store.rebucket()
     assert store.pin().n_buckets == 2 * table.n_buckets
     assert [digest(b) for b in loader(store, table, plan=PLAN, threads=2, **SMALL)] == before
+
+
+BUDGET = BatchBudget(limit=400, pair=1 / 64, max_events=350)
+
+
+@pytest.mark.parametrize(
+    "budget", [BUDGET, BatchBudget(limit=150), BatchBudget(limit=60, by_length=True, shared=False)]
+)
+def test_a_budget_bounds_what_batches_hold(world, budget):
+    store, table, fat = world
+    settings = {**SMALL, "block": 6, "budget": budget, "epochs": 2}
+    one = loader(store, table, threads=2, **settings)
+    batches = list(one)
+    assert len(batches) == len(one) > 20
+    if budget.by_length:
+        spread = [np.ptp(b.histories.lengths()) for b in batches]
+        every = [len(f["item"]) for f in fat.values()]
+        assert np.mean(spread) < 0.2 * np.ptp(every)
+    assert sorted(r for b in batches for r in b.request_id.tolist()) == sorted([*fat, *fat])
+    for batch in batches:
+        rows = batch.histories.to_jagged("item").to_arrow().to_pylist()
+        assert rows == [fat[r]["item"] for r in batch.request_id.tolist()]
+        longest = {}
+        for i, (user, row) in enumerate(zip(batch.users.tolist(), rows, strict=True)):
+            key = user if budget.shared else i
+            longest[key] = max(longest.get(key, 0), len(row))
+        assert sum(n + budget.pair * n * n for n in longest.values()) <= budget.limit or len(longest) == 1
+    if budget.by_length:
+        spread = [np.ptp([len(fat[r]["item"]) for r in b.request_id.tolist()]) for b in batches]
+        every = [len(f["item"]) for f in fat.values()]
+        assert np.mean(spread) < 0.5 * np.ptp(every)
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_budget_run_is_the_same_with_any_workers_and_from_any_step(world, engine):
+    store, table, _ = world
+    settings = {**SMALL, "block": 6, "budget": BUDGET, "max_len": 9, "plan": PLAN, "since_ms": 3_000}
+    one = loader(store, table, threads=1, **settings)
+    states, whole = [one.state_dict()], []
+    for batch in one:
+        whole.append(digest(batch))
+        states.append(json.loads(json.dumps(one.state_dict())))
+    steps = range(len(states)) if engine == "threads" else (0, 3, len(whole) - 1, len(whole))
+    for t in steps:
+        other = loader(store, table, engine=engine, workers=1 + t % 3, **settings)
+        other.load_state_dict(states[t])
+        assert [digest(b) for b in other] == whole[t:]
+    for changes in ({"budget": None}, {"budget": BatchBudget(limit=399)}, {"max_len": 8}):
+        with pytest.raises(InputError, match=r"the state has budget=.*batches would differ"):
+            loader(store, table, **{**settings, **changes}).load_state_dict(states[1])
+
+
+def test_ranks_of_a_budget_have_users_of_their_own_and_rebuild_only_these(world):
+    store, table, _ = world
+    settings = {**SMALL, "block": 6, "budget": BatchBudget(limit=2_000)}
+    whole = [set(b.request_id.tolist()) for b in loader(store, table, **settings)]
+    for engine in ("threads", "processes"):
+        ranks = [loader(store, table, rank=r, n_ranks=3, engine=engine, workers=2, **settings) for r in range(3)]
+        for t, parts in enumerate(zip(*ranks, strict=True)):
+            rows = [b.request_id.tolist() for b in parts]
+            assert sorted(chain.from_iterable(rows)) == sorted(whole[t])
+            users = [set(b.users.tolist()) for b in parts]
+            assert sum(map(len, users)) == len(set().union(*users))
+        assert sum(r.stats.versions_verified for r in ranks) == sum(map(len, whole))
+
+
+def test_a_batch_of_fewer_users_than_ranks_leaves_some_ranks_an_empty_part(world):
+    store, table, _ = world
+    settings = {**SMALL, "block": 1, "budget": BatchBudget(limit=1), "plan": PLAN}
+    whole = [b.request_id.tolist() for b in loader(store, table, **settings)]
+    parts = [loader(store, table, rank=r, n_ranks=2, **settings) for r in range(2)]
+    for expected, first, second in zip(whole, *parts, strict=True):
+        assert sorted(first.request_id.tolist() + second.request_id.tolist()) == sorted(expected)
+        assert len(second) == 0
+        assert set(second.features) == set(first.features)

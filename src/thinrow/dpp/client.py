@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreError
 from thinrow.dpp.batch import Batch
+from thinrow.dpp.budget import BatchBudget
 from thinrow.dpp.engines import Engine, EngineChoice, EngineName, engine_of
 from thinrow.dpp.merge import BatchMaker, Whole, merge
 from thinrow.dpp.order import Order
@@ -128,8 +129,8 @@ class Loader:
 
     def _batches(self) -> Iterator[Batch]:
         self._figures: tuple[float, int, int] = (0.0, 0, 0)
-        # Elsewhere whole batches are made, so that none is put together here.
-        whole = not self._choice.in_process and self.spec.batch_rows is None
+        # Elsewhere whole batches are made, so that none is put together here; where a window has several, everywhere.
+        whole = self.spec.budget is not None or (not self._choice.in_process and self.spec.batch_rows is None)
         batches = self._whole() if whole else self._merged()
         try:
             for batch in batches:
@@ -144,8 +145,9 @@ class Loader:
         """Batches as workers made them."""
         maker = BatchMaker(self._worker, self._order, self.rank, self.n_ranks)
         window = max(self.spec.workers + 1, -(-self.spec.window // self.spec.block))
+        make = maker.make_here if self._choice.in_process else maker.make
         engine = self._choice.start(
-            maker.make, first=self._t + 1, stop=self.n_batches, workers=self.spec.workers, window=window
+            make, first=self._t + 1, stop=self.n_batches, workers=self.spec.workers, window=window
         )
         self._engine = engine
         try:
@@ -208,6 +210,7 @@ class Loader:
             "block": self.spec.block,
             "interleave": self.spec.interleave,
             "batch_rows": self.spec.batch_rows,
+            "budget": getattr(self._order, "budget_state", None),
             "epochs": self.spec.epochs,
             "seed": self.spec.seed,
             "manifest": manifest.fingerprint(),
@@ -220,8 +223,8 @@ class Loader:
             InputError: it is no state, or one of another order; the message says what differs.
         """
         own = self.state_dict()
-        # States of loaders that knew no filter read every row.
-        state = {**asdict(RowFilter()), **state}
+        # States of loaders that knew no filter read every row, of those that knew no budget had none.
+        state = {**asdict(RowFilter()), "budget": None, **state}
         missing = [name for name in own if name not in state]
         if missing:
             raise InputError(f"not a reader state: it lacks {missing[0]!r}; pass what Loader.state_dict returned")
@@ -308,6 +311,7 @@ def loader(
     max_len: int | None = None,
     plan: FeaturePlan | None = None,
     batch_rows: int | None = None,
+    budget: BatchBudget | None = None,
     epochs: int | None = 1,
     seed: int = 0,
     rows: RowFilter | None = None,
@@ -349,6 +353,7 @@ def loader(
         InputError: arguments out of bounds, a path in place of a table, both ``projection`` and ``max_len``, or both
             ``rows`` and a short form.
         SchemaError: table and store have different numbers of buckets.
+        Erased: a budget, and rows of the snapshot were erased.
     """
     projection = projection_of(projection, max_len)
     short = RowFilter(since_ms, until_ms, user_share, user_seed)
@@ -368,6 +373,7 @@ def loader(
         base_rows=base_rows,
         block=block,
         batch_rows=batch_rows,
+        budget=budget,
         epochs=epochs,
         seed=seed,
         interleave=interleave,
@@ -375,8 +381,15 @@ def loader(
         verify=verify,
         on_missing=on_missing,
     )
+    return _over(spec, table, snapshot, generation, rank=rank, n_ranks=n_ranks, engine=engine)
+
+
+def _over(
+    spec: SessionSpec, table: ExampleTable, snapshot_id: int | None, generation: Generation, **rest: Any
+) -> Loader:
     # A base batch ends within a row group, which the next one of its split goes on with.
-    cached_rows = (2 * interleave + spec.workers) * (ROW_GROUP_ROWS + base_rows)
-    source = TableSource(table, snapshot, generation, cached_rows=cached_rows, rows=spec.rows)
-    hold, count = partial(_held, generation), partial(count_read, generation, projection)
-    return Loader(spec, source, rank=rank, n_ranks=n_ranks, hold=hold, engine=engine, count=count)
+    cached_rows = (2 * spec.interleave + spec.workers) * (ROW_GROUP_ROWS + spec.base_rows)
+    source = TableSource(table, snapshot_id, generation, cached_rows=cached_rows, rows=spec.rows)
+    order = spec.order(source.split_rows, None if spec.budget is None else source.sizes())
+    hold, count = partial(_held, generation), partial(count_read, generation, spec.projection)
+    return Loader(spec, source, hold=hold, order=order, count=count, **rest)

@@ -1,7 +1,8 @@
 """Merging: the rows of a batch out of its base batches, by the reader or by a worker.
 
-Where a batch is a block, no base batch is in two batches, so that a worker can make the whole batch: the reader then
-gets it finished. Else base batches are what workers make, and the reader merges them.
+Where a batch is a block, or is cut from one by a budget, a worker makes the whole batch, and of base batches just the
+rows that it needs: the reader gets it finished. With ``batch_rows``, base batches are what workers make, and the reader
+merges them.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Whole:
 
 
 class BatchMaker:
-    """Makes whole batches of one rank, of an order in which a batch is a block."""
+    """Makes whole batches of one rank, of an order whose batches do not cross blocks."""
 
     def __init__(self, worker: Worker, order: Order, rank: int, n_ranks: int) -> None:
         self._worker, self._order, self._ranks = worker, order, (rank, n_ranks)
@@ -93,11 +94,16 @@ class BatchMaker:
             batch = batch.with_histories(SharedHistories(events, *rest))
         return Whole(batch, stats, n_read, again)
 
+    def make_here(self, t: int) -> Whole:
+        """Batch ``t`` for a reader of this process: nothing is left out on the way. Raises as ``Worker.produce``."""
+        return Whole(*self.merged(t), None)
+
     def merged(self, t: int) -> tuple[Batch, ReadStats, int]:
         """The batch, what it cost, and how many rows were read."""
         stats, held = ReadStats(), {}
-        for v in self._order.bases_of(t):
-            held[v] = self._worker.produce(v)
+        refs = self._order.batch(t, *self._ranks)
+        # A part without rows has the columns of others.
+        for v in np.unique(refs.v).tolist() or self._order.bases_of(t)[:1]:
+            held[v] = self._worker.produce(v, np.sort(refs.row[refs.v == v]))
             stats.add(held[v].stats)
-        batch = merge(held, self._order.batch(t, *self._ranks), t)
-        return batch, stats, sum(len(p.rows) for p in held.values())
+        return merge(held, refs, t), stats, sum(len(p.rows) for p in held.values())

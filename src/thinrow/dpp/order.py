@@ -33,7 +33,7 @@ from thinrow.core.wrap import mix64_words
 
 IntArray = npt.NDArray[np.int64]
 
-_SPLIT_STREAM, ROW_STREAM = 1, 2
+_SPLIT_STREAM, ROW_STREAM, UNIT_STREAM, BATCH_STREAM = 1, 2, 3, 4
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -98,11 +98,16 @@ class EpochOrder(NamedTuple):
     row_start: IntArray
 
 
+def state(seed: int, stream: int) -> npt.NDArray[np.uint64]:
+    """(1,) what a seed and the use that is made of it are mixed to."""
+    key = np.array([(seed * 4 + stream) & 0xFFFFFFFFFFFFFFFF], np.uint64)
+    return mix64_words(key + _GOLDEN)
+
+
 def permutation(n: int, seed: int, stream: int, number: int) -> IntArray:
     """A permutation of ``range(n)``, a pure function of its arguments, equal on every platform and version."""
-    key = np.array([(seed * 4 + stream) & 0xFFFFFFFFFFFFFFFF], np.uint64)
-    state = mix64_words(mix64_words(key + _GOLDEN) + np.uint64(number))
-    keys = mix64_words(state + np.arange(1, n + 1, dtype=np.uint64) * _GOLDEN)
+    begun = mix64_words(state(seed, stream) + np.uint64(number))
+    keys = mix64_words(begun + np.arange(1, n + 1, dtype=np.uint64) * _GOLDEN)
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
@@ -255,7 +260,7 @@ class VirtualOrder:
     def base(self, v: int) -> Base:
         """The base batch of virtual index ``v``."""
         epoch, position = divmod(v, self.manifest.n_bases)
-        order = self._epoch(epoch)
+        order = self.epoch(epoch)
         first_row = int(order.first_row[position])
         n = int(order.row_start[position + 1] - order.row_start[position])
         return Base(v, epoch, int(order.split[position]), first_row, first_row + n)
@@ -291,7 +296,8 @@ class VirtualOrder:
         which = np.searchsorted(starts, order, side="right") - 1
         return RowRefs(vs[which], order - starts[which])
 
-    def _epoch(self, epoch: int) -> EpochOrder:
+    def epoch(self, epoch: int) -> EpochOrder:
+        """Base batches of an epoch."""
         return epoch_order(self.manifest, self.seed, self.interleave, epoch)
 
     def _rows_of(self, t: int) -> tuple[int, int]:
@@ -307,11 +313,11 @@ class VirtualOrder:
     def _row_start(self, v: int) -> int:
         """Rows of the run before virtual index ``v``."""
         epoch, position = divmod(v, self.manifest.n_bases)
-        before = 0 if position == 0 else int(self._epoch(epoch).row_start[position])
+        before = 0 if position == 0 else int(self.epoch(epoch).row_start[position])
         return epoch * self.manifest.n_rows + before
 
     def _block_of(self, row: int) -> int:
         """The block that holds row ``row`` of the run (each block's rows are contiguous in the run)."""
         epoch, within = divmod(row, self.manifest.n_rows)
-        position = int(np.searchsorted(self._epoch(epoch).row_start, within, side="right")) - 1
+        position = int(np.searchsorted(self.epoch(epoch).row_start, within, side="right")) - 1
         return (epoch * self.manifest.n_bases + position) // self.block

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from thinrow.core.errors import InputError
-from thinrow.dpp.order import SplitManifest, VirtualOrder
+from thinrow.dpp.budget import BatchBudget, RowSizes
+from thinrow.dpp.budget_order import BudgetOrder
+from thinrow.dpp.order import Order, SplitManifest, VirtualOrder
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.features import FeaturePlan
 from thinrow.history.missing import OnMissing, check_policy
@@ -38,6 +40,7 @@ class SessionSpec:
         base_rows: examples of a base batch, the unit of work.
         block: base batches whose examples are shuffled together.
         batch_rows: examples of a global batch, a constant number; None for one block a batch.
+        budget: what a global batch may cost; the block is then the window in which examples are mixed and batches cut.
         epochs: passes over the table; None for no end.
         seed: of every permutation.
         interleave: buckets that are read in turn.
@@ -57,6 +60,7 @@ class SessionSpec:
     base_rows: int = 256
     block: int = 4
     batch_rows: int | None = None
+    budget: BatchBudget | None = None
     epochs: int | None = 1
     seed: int = 0
     interleave: int = 4
@@ -75,7 +79,16 @@ class SessionSpec:
         """Base batches in flight at most: two blocks at least, four a worker."""
         return max(2 * self.block, 4 * self.workers)
 
-    def order(self, split_rows: tuple[int, ...]) -> VirtualOrder:
-        """The virtual order over splits of these numbers of rows."""
+    def order(self, split_rows: tuple[int, ...], sizes: RowSizes | None = None) -> Order:
+        """The virtual order over splits of these numbers of rows.
+
+        Raises:
+            InputError: there is a budget and no sizes, or ``batch_rows`` beside it.
+        """
         manifest = SplitManifest(self.table, self.snapshot_id, split_rows, self.base_rows)
-        return VirtualOrder(manifest, self.seed, self.interleave, self.block, self.batch_rows, self.epochs)
+        order = VirtualOrder(manifest, self.seed, self.interleave, self.block, self.batch_rows, self.epochs)
+        if self.budget is None:
+            return order
+        if sizes is None:
+            raise InputError(f"{self.budget} needs the sizes of all rows, which this source does not tell")
+        return BudgetOrder(order, self.budget, sizes, self.projection.max_len)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreNotFound
 from thinrow.dpp.batch import Batch
+from thinrow.dpp.budget import SIZE_COLUMNS, RowSizes, row_sizes
 from thinrow.dpp.order import Order
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec
@@ -113,6 +114,14 @@ class TableSource:
 
     def history_names(self, projection: Projection) -> Collection[str]:
         return {c.name for c in projection.resolve(self._generation.schema)}
+
+    def sizes(self) -> RowSizes:
+        """How many events each row saw, by what was logged, and whose it is; reads three columns of the table.
+
+        Raises:
+            Erased: rows of the snapshot were erased, so that it cannot be told how batches were cut.
+        """
+        return self._view.sizes()
 
     def examples(self, split: int, first_row: int, stop_row: int) -> tuple[ExampleBatch, Ints]:
         while True:
@@ -214,6 +223,24 @@ class _View:
         if not parts:
             parts.append(self._table.read_bucket(split, self.snapshot_id, start=0, stop=0))
         return ExampleBatch.concat(parts), rows
+
+    def sizes(self) -> RowSizes:
+        """See ``TableSource.sizes``."""
+        events, users, n_users = [np.empty(0, np.int32)], [np.empty(0, np.int32)], 0
+        for bucket, split in enumerate(self.splits):
+            if split.present is not None:
+                raise Erased(
+                    f"rows of table {self._table.name!r} were erased after the run began, and it cannot be told how a "
+                    "budget had cut them; begin a new run on the newest snapshot"
+                )
+            if not split.n_rows:
+                continue
+            stored = self._table.scan_bucket(bucket, self.snapshot_id, columns=SIZE_COLUMNS)
+            seen, user = row_sizes(stored if split.kept is None else stored.take(split.kept))
+            events.append(seen)
+            users.append(user + np.int32(n_users))
+            n_users += int(user.max()) + 1
+        return RowSizes(np.concatenate(events), np.concatenate(users), n_users)
 
     def succeeded(self) -> _View:
         """The view in which readers of this one go on. Raises ObjectNotFound where there is none: a file is lost."""
@@ -322,8 +349,12 @@ class Worker:
         if spec.plan is not None:
             _check_plan(spec.plan, spec.projection, source)
 
-    def produce(self, v: int) -> Produced:
+    def produce(self, v: int, wanted: Ints | None = None) -> Produced:
         """The base batch of virtual index ``v``; safe to call from several threads.
+
+        Args:
+            v: which one.
+            wanted: rows of it that are needed, ascending; None for all.
 
         Raises:
             Erased, Expired: what an example saw, or an example itself, is gone, and the policy is to fail.
@@ -333,7 +364,11 @@ class Worker:
         base, stats, spec = self._order.base(v), ReadStats(), self._spec
         since = time.perf_counter()
         examples, rows = self._source.examples(base.split, base.first_row, base.stop_row)
-        erased = base.stop_row - base.first_row - len(rows)
+        n_wanted = base.stop_row - base.first_row
+        if wanted is not None and len(wanted) < n_wanted:
+            n_wanted, kept = len(wanted), np.flatnonzero(np.isin(rows, wanted, assume_unique=True))
+            examples, rows = examples.take(kept), rows[kept]
+        erased = n_wanted - len(rows)
         if erased and spec.on_missing == "fail":
             raise Erased(
                 f"{erased} examples of rows {base.first_row} to {base.stop_row - 1} of split {base.split} were erased "

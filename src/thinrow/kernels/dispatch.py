@@ -103,6 +103,9 @@ KERNELS: dict[str, str] = {
     "adagrad_rows": "table",
     "rowwise_adagrad_rows": "table",
     "adam_rows": "table",
+    "count_batches": "budget",
+    "cut_batches": "budget",
+    "spread_units": "budget",
 }
 
 #: Kernel of tensors -> module of ``kernels.torch`` that defines it.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thinrow.core.errors import InputError
-from thinrow.dpp import RowFilter
+from thinrow.dpp import BatchBudget, RowFilter
 from thinrow.embeddings import SparseAdagrad, SparseAdam, SparseAdamW, SparseRowWiseAdagrad, SparseSGD
 from thinrow.models import RankerSpec
 
@@ -36,6 +36,7 @@ class TrainConfig:
         seed: of the weights and of the reader's order.
         base_rows: examples that a worker reads at a time.
         block: base batches that are shuffled together and make a training batch.
+        budget: what a training batch may cost; batches are then cut from blocks by it. None for a block each.
         dense_lr: learning rate of Adam on the module's weights.
         sparse_lr: learning rate of the table's optimizer.
         sparse_optimizer: "adagrad", "rowwise_adagrad", "adam", "adamw" or "sgd" (``thinrow.embeddings``).
@@ -49,6 +50,7 @@ class TrainConfig:
     seed: int = 0
     base_rows: int = 64
     block: int = 4
+    budget: BatchBudget | None = None
     dense_lr: float = 3e-3
     sparse_lr: float = 0.05
     sparse_optimizer: str = "adagrad"
@@ -75,13 +77,18 @@ class TrainConfig:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict; ``from_dict`` reverses it."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return plain | {"ranker": self.ranker.to_dict(), "rows": dataclasses.asdict(self.rows)}
+        plain |= {"ranker": self.ranker.to_dict(), "rows": dataclasses.asdict(self.rows)}
+        # Checkpoints of versions without budgets say nothing of one.
+        budget = plain.pop("budget")
+        return plain if budget is None else plain | {"budget": dataclasses.asdict(budget)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainConfig:
         """Reverse of ``to_dict``. Raises InputError on anything else."""
         try:
             plain = {**data, "ranker": RankerSpec.from_dict(data["ranker"]), "rows": RowFilter(**data["rows"])}
+            if "budget" in data:
+                plain["budget"] = BatchBudget(**data["budget"])
             return cls(**plain)
         except (KeyError, TypeError) as e:
             raise InputError(f"not a training configuration: {e!r}; write it with TrainConfig.to_dict") from e

@@ -118,6 +118,7 @@ class Trainer:
             workers=self.threads,
             base_rows=config.base_rows,
             block=config.block,
+            budget=config.budget,
             snapshot_id=snapshot_id,
             rows=config.rows,
         )

@@ -38,7 +38,7 @@ class StreamTrainer(Trainer):
         poll_s: between two looks at the log.
 
     Raises:
-        InputError: the plan does not fit store and log; or the configuration has epochs, or a filter of rows.
+        InputError: the plan does not fit store and log; or the configuration has epochs, a filter of rows, or a budget.
     """
 
     def __init__(
@@ -55,6 +55,10 @@ class StreamTrainer(Trainer):
             raise InputError(
                 f"epochs={config.epochs}, rows={config.rows}; a log that grows is read once, whole: leave both out, or "
                 "train on a table"
+            )
+        if config.budget is not None:
+            raise InputError(
+                f"{config.budget} needs the sizes of all rows, and a log grows; train on a table, or leave budget out"
             )
         self.log, self.wait_s = log, wait_s
         self._idle: NothingNew | None = None

@@ -16,7 +16,7 @@ import torch
 from thinrow.checkpoints import load, save, steps
 from thinrow.core.errors import CheckpointMismatch, CheckpointNotFound, CorruptionError, InputError
 from thinrow.core.units import DAY_MS
-from thinrow.dpp import RowFilter
+from thinrow.dpp import BatchBudget, RowFilter
 from thinrow.features import FeaturePlan, Hash, Source
 from thinrow.history.store import HistoryStore
 from thinrow.models import SavedRanker
@@ -126,6 +126,18 @@ def test_an_event_that_no_example_sees_moves_nothing(world: World, name: str, op
     assert ends[0][0] == ends[1][0]
     for key, values in ends[0][1].items():
         np.testing.assert_array_equal(values, ends[1][1][key])
+
+
+def test_a_run_with_a_budget_resumes_and_its_configuration_travels(world: World, tmp_path: Path) -> None:
+    config = world_config("dlrm", budget=BatchBudget(limit=90), checkpoint_every=1)
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert "budget" not in world_config("dlrm").to_dict()
+    _, whole = run(world, config)
+    with world.store() as store, world.table() as table:
+        Trainer(config, store, table).run(tmp_path, stop_after=4)
+    _, rest = run(world, config, out=tmp_path, resume=True)
+    assert whole.losses[4:] == rest.losses
+    assert len(rest.losses) > 4
 
 
 @both
