@@ -18,6 +18,7 @@ import pytest
 
 from thinrow.core.errors import CorruptionError, InputError, ThinrowError
 from thinrow.core.users import plain
+from thinrow.history.archive import few
 from thinrow.history.archive.generation import Generation
 from thinrow.history.archive.layout import stored_columns
 from thinrow.history.archive.lookup import naming
@@ -26,16 +27,18 @@ from thinrow.history.archive.verify import verify_generation
 from thinrow.history.archive.window import read_everything
 from thinrow.history.archive.writer import SegmentWriter
 from thinrow.jagged import Events
+from thinrow.kernels import kernel
+from thinrow.schema import Trait
 from thinrow.storage.objects import MemoryObjects
 from thinrow.storage.sealed import seal
 from thinrow.testing.fuzz.block_tries import BlockTries
 from thinrow.testing.fuzz.damage import layout_of
 from thinrow.testing.fuzz.guard import guarded
 from thinrow.testing.fuzz.layout import Layout, close, mend
-from thinrow.testing.fuzz.reads import aimed
+from thinrow.testing.fuzz.reads import Read, aimed
 from thinrow.testing.fuzz.standing import Standing
 from thinrow.testing.fuzz.tries import Tries
-from thinrow.testing.fuzz.world import World, opened, sound_worlds
+from thinrow.testing.fuzz.world import COLUMNS, World, opened, sound_worlds
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="guards memory with mprotect")
 
@@ -278,3 +281,19 @@ def test_sound_stores_are_sound() -> None:
     codecs = {b.codec for w in sound_worlds()[:2] for n in w.live[1:] for b in layout_of(w.files[n]).blocks}
     assert codecs >= set(range(14)) - {5}
     assert np.array([len(w.live) for w in sound_worlds()[:2]]).min() >= 11
+
+
+def test_reads_of_a_few_requests_are_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every column that one call can read is read by it in the last store, whole batches and single requests."""
+    world, said = sound_worlds()[-1], []
+    generation = Standing(sound_worlds(), world, True).generation
+
+    def heard(name: str) -> Any:
+        return lambda *args: said.append((name, kernel(name)(*args))) or said[-1][1]
+
+    monkeypatch.setattr(few, "kernel", heard)
+    for column in (c.name for c in COLUMNS if c.trait in (Trait.ID, Trait.NUMERIC, Trait.BITMAP)):
+        for read in (Read("logged", 0, column, 200), Read("logged", 1, column, 1), Read("batch", 0, column, 200)):
+            said.clear()
+            read(generation, world)
+            assert said[-1] == ("read_few", 0), (read, said)

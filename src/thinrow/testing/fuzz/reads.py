@@ -50,7 +50,7 @@ def aimed(rng: np.random.Generator, hit: Hit, world: World, generation: Generati
     user = pick(rng, hit.users) if hit.users else int(rng.integers(len(world.users)))
     columns = {c.name: c for c in stored_columns(generation.schema) if c.group != KEYS_GROUP}
     stored = columns.get(hit.column or "") or pick(rng, list(columns.values()))
-    newest = pick(rng, (None, None, 1, 3, 40))
+    newest = pick(rng, (None, None, 1, 3, 40, 200))
     share = rng.random()
     if share < 0.40 or stored.group == IDS_GROUP:
         return Read("find" if stored.group == IDS_GROUP and share < 0.3 else "rows", user, stored.name)

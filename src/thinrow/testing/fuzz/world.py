@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -82,9 +82,10 @@ class World:
 @cache
 def sound_worlds() -> tuple[World, ...]:
     """First one of integer and one of string users, then parts of them that are quicker to read: one segment each, with
-    its overlays or without, and with tombstones or without. Built once a process, the same bytes each time."""
-    whole = _build("int64"), _build("string")
-    return (*whole, *(_part(w, s, s == 1, s == 0) for w in whole for s in range(3)))
+    its overlays or without, and with tombstones or without; at last one that nothing was corrected or erased in, as
+    reads of a few requests in one call need it. Built once a process, the same bytes each time."""
+    whole = _build("int64", _grow), _build("string", _grow)
+    return (*whole, *(_part(w, s, s == 1, s == 0) for w in whole for s in range(3)), _build("int64", _grow_plain))
 
 
 def _part(whole: World, segment: int, overlays: bool, tombstones: bool) -> World:
@@ -121,7 +122,7 @@ def _world(kind: Kind, archive: Archive, files: Files, batch: RequestBatch) -> W
     return World(kind, files, tuple(live), generation.users(), batch)
 
 
-def _build(kind: Kind) -> World:
+def _build(kind: Kind, grow: Callable[[Kind], World]) -> World:
     names = (f"{i:032x}" for i in itertools.count(1))
     with (
         mock.patch("secrets.token_hex", lambda n: next(names)[-2 * n :]),
@@ -129,18 +130,36 @@ def _build(kind: Kind) -> World:
         # So that few rows meet the codec of strings that are too many for a dictionary.
         mock.patch.object(encode_module, "_ALWAYS_STRINGS", 3),
     ):
-        return _grow(kind)
+        return grow(kind)
 
 
-def _grow(kind: Kind) -> World:
-    rng = np.random.default_rng(11)
-    schema = EventSchema(
+def _schema(kind: Kind) -> EventSchema:
+    return EventSchema(
         COLUMNS,
         user_kind=kind,
         event_id_column="event_id",
         event_id_dtype="string" if kind == "int64" else "int64",
         supersedes_column="supersedes",
     )
+
+
+def _grow_plain(kind: Kind) -> World:
+    """Users of up to five stripes each, in one segment."""
+    rng, schema, objects = np.random.default_rng(12), _schema(kind), MemoryObjects()
+    archive, recent = Archive.create(objects, schema, 1, lambda: 0), MemoryRecent(schema)
+    owners = rng.choice(6, 600, p=[0.6, 0.25, 0.12, 0.01, 0.01, 0.01]).tolist()
+    events = check_table(_table(rng, kind, (), owners), schema)
+    recent.append(events.users, events.event_ts, events.columns, events.event_ids, events.supersedes)
+    compact(archive, recent)
+    users = archive.pin().users()
+    times = [rng.integers(500, 13_000, len(users)) for _ in range(3)]
+    taken = [take_snapshot(archive.pin, recent, users, t).requests for t in times]
+    files = {n: objects.get(n) for n in objects.list("") if n.split("/")[0] in _KINDS}
+    return _world(kind, archive, files, RequestBatch.concat(taken))
+
+
+def _grow(kind: Kind) -> World:
+    rng, schema = np.random.default_rng(11), _schema(kind)
     objects = MemoryObjects()
     archive, recent = Archive.create(objects, schema, 1, lambda: 0), MemoryRecent(schema)
     owners: list[int] = []
