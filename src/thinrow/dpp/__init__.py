@@ -3,8 +3,21 @@
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.budget import BatchBudget
 from thinrow.dpp.client import Loader, LoaderStats, loader
+from thinrow.dpp.poison import Poisoned, Quarantine
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec
 from thinrow.dpp.stream import Follower, follow
 
-__all__ = ["Batch", "BatchBudget", "Follower", "Loader", "LoaderStats", "RowFilter", "SessionSpec", "follow", "loader"]
+__all__ = [
+    "Batch",
+    "BatchBudget",
+    "Follower",
+    "Loader",
+    "LoaderStats",
+    "Poisoned",
+    "Quarantine",
+    "RowFilter",
+    "SessionSpec",
+    "follow",
+    "loader",
+]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from thinrow.dpp.budget import BatchBudget
 from thinrow.dpp.engines import Engine, EngineChoice, EngineName, engine_of
 from thinrow.dpp.merge import BatchMaker, Whole, merge
 from thinrow.dpp.order import Order
+from thinrow.dpp.poison import OnPoison, Poisoned, Quarantine, QuarantineFile
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec, projection_of
 from thinrow.dpp.worker import Produced, Source, TableSource, Worker
@@ -52,6 +53,8 @@ class LoaderStats(ReadStats):
         restarts: workers that ended and were replaced.
         copied_bytes: bytes that were copied between workers and reader; 0 with threads, and with processes unless
             batches are kept.
+        poisoned: examples that were left out because they cannot be made, see ``SessionSpec.on_poison``; those that
+            were read ahead, too.
     """
 
     batches: int = 0
@@ -59,6 +62,7 @@ class LoaderStats(ReadStats):
     waited_s: float = 0.0
     restarts: int = 0
     copied_bytes: int = 0
+    poisoned: int = 0
 
 
 class Loader:
@@ -103,6 +107,8 @@ class Loader:
         self._count = None if self._choice.in_process else count
         self._engine: Engine[Produced] | Engine[Whole] | None = None
         self._t = -1
+        policy = spec.on_poison
+        self._quarantine = QuarantineFile(policy.path) if isinstance(policy, Quarantine) else None
 
     @property
     def engine(self) -> Engine[Produced] | Engine[Whole] | None:
@@ -156,7 +162,7 @@ class Loader:
                     made = engine.next()
                 except StopIteration:
                     return
-                self._account(engine, made.stats, made.n_read)
+                self._account(engine, made.stats, made.n_read, made.poisoned)
                 if made.again is not None:
                     made.again.maker = maker
                 yield made.batch
@@ -181,7 +187,7 @@ class Loader:
                 try:
                     while fetched < bases.stop:
                         held[fetched] = produced = engine.next()
-                        self._account(engine, produced.stats, len(produced.rows))
+                        self._account(engine, produced.stats, len(produced.rows), produced.poisoned)
                         fetched += 1
                 except StopIteration:
                     return
@@ -259,7 +265,7 @@ class Loader:
     def _has(self, t: int) -> bool:
         return self.n_batches is None or t < self.n_batches
 
-    def _account(self, engine: Engine[Any], stats: ReadStats, n_read: int) -> None:
+    def _account(self, engine: Engine[Any], stats: ReadStats, n_read: int, poisoned: Sequence[Poisoned]) -> None:
         figures = engine.waited_s, engine.restarts, engine.copied_bytes
         waited, restarts, copied = (now - before for now, before in zip(figures, self._figures, strict=True))
         self._figures = figures
@@ -269,6 +275,11 @@ class Loader:
         self.stats.add(stats)
         if self._count is not None:
             self._count(stats, n_read)
+        for one in poisoned:
+            self.stats.poisoned += one.rows
+            _log.warning("left out %d rows from row %d of split %d: %s", one.rows, one.row, one.split, one.message)
+        if self._quarantine is not None:
+            self._quarantine.add(poisoned)
 
 
 @contextmanager
@@ -324,6 +335,7 @@ def loader(
     threads: int | None = None,
     verify: bool = True,
     on_missing: OnMissing = "fail",
+    on_poison: OnPoison = "fail",
     snapshot_id: int | None = None,
     base_rows: int = 256,
     block: int = 4,
@@ -350,8 +362,7 @@ def loader(
     The rest are fields of ``SessionSpec`` and arguments of ``Loader``.
 
     Raises:
-        InputError: arguments out of bounds, a path in place of a table, both ``projection`` and ``max_len``, or both
-            ``rows`` and a short form.
+        InputError: arguments out of bounds, a path for a table, ``projection`` and ``max_len``, or ``rows`` twice.
         SchemaError: table and store have different numbers of buckets.
         Erased: a budget, and rows of the snapshot were erased.
     """
@@ -380,6 +391,7 @@ def loader(
         workers=_workers(workers, threads),
         verify=verify,
         on_missing=on_missing,
+        on_poison=on_poison,
     )
     return _over(spec, table, snapshot, generation, rank=rank, n_ranks=n_ranks, engine=engine)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.order import Order, RowRefs
+from thinrow.dpp.poison import Poisoned
 from thinrow.dpp.worker import Produced, Worker
 from thinrow.history.archive.reader import ReadStats
 from thinrow.jagged import Events, SharedHistories
@@ -68,11 +70,12 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A batch, what it cost, how many rows were read for it, and what its events lack."""
+    """A batch, what it cost, how many rows were read for it, what was left out, and what its events lack."""
 
     batch: Batch
     stats: ReadStats
     n_read: int
+    poisoned: tuple[Poisoned, ...]
     again: Again | None
 
 
@@ -84,7 +87,7 @@ class BatchMaker:
 
     def make(self, t: int) -> Whole:
         """Batch ``t``. Raises as ``Worker.produce``."""
-        batch, stats, n_read = self.merged(t)
+        batch, stats, n_read, poisoned = self.merged(t)
         histories, again = batch.histories, None
         events = histories.events
         if histories.exact.all() and not events.keys_known:
@@ -92,18 +95,19 @@ class BatchMaker:
             events = Events.lazy(events.users, events.offsets, events.event_ts, again, events.columns)
             rest = histories.user_of, histories.start, histories.stop, histories.bound, histories.exact
             batch = batch.with_histories(SharedHistories(events, *rest))
-        return Whole(batch, stats, n_read, again)
+        return Whole(batch, stats, n_read, poisoned, again)
 
     def make_here(self, t: int) -> Whole:
         """Batch ``t`` for a reader of this process: nothing is left out on the way. Raises as ``Worker.produce``."""
         return Whole(*self.merged(t), None)
 
-    def merged(self, t: int) -> tuple[Batch, ReadStats, int]:
-        """The batch, what it cost, and how many rows were read."""
+    def merged(self, t: int) -> tuple[Batch, ReadStats, int, tuple[Poisoned, ...]]:
+        """The batch, what it cost, how many rows were read, and what was left out."""
         stats, held = ReadStats(), {}
         refs = self._order.batch(t, *self._ranks)
         # A part without rows has the columns of others.
         for v in np.unique(refs.v).tolist() or self._order.bases_of(t)[:1]:
             held[v] = self._worker.produce(v, np.sort(refs.row[refs.v == v]))
             stats.add(held[v].stats)
-        return merge(held, refs, t), stats, sum(len(p.rows) for p in held.values())
+        poisoned = tuple(chain.from_iterable(p.poisoned for p in held.values()))
+        return merge(held, refs, t), stats, sum(len(p.rows) for p in held.values()), poisoned

@@ -8,6 +8,7 @@ from thinrow.core.errors import InputError
 from thinrow.dpp.budget import BatchBudget, RowSizes
 from thinrow.dpp.budget_order import BudgetOrder
 from thinrow.dpp.order import Order, SplitManifest, VirtualOrder
+from thinrow.dpp.poison import OnPoison, check_poison
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.features import FeaturePlan
 from thinrow.history.missing import OnMissing, check_policy
@@ -49,6 +50,8 @@ class SessionSpec:
         on_missing: what becomes of examples that saw events which were erased or have expired, and of examples that
             were erased themselves: "fail" raises; "skip" leaves them out, so that batches are shorter by them and
             otherwise the same; "shorten" leaves out erased examples and delivers of the others what is left.
+        on_poison: what becomes of examples that cannot be made, since bytes of theirs are damaged or a feature op
+            raises: "fail" raises; "skip" leaves them out and counts them; a ``Quarantine`` also writes them down.
     """
 
     table: str
@@ -67,9 +70,11 @@ class SessionSpec:
     workers: int = 2
     verify: bool = True
     on_missing: OnMissing = "fail"
+    on_poison: OnPoison = "fail"
 
     def __post_init__(self) -> None:
         check_policy(self.on_missing)
+        check_poison(self.on_poison)
         for name in ("base_rows", "block", "interleave", "workers"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}; it must be 1 or more")

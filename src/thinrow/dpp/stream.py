@@ -29,6 +29,7 @@ import numpy.typing as npt
 from thinrow.core.errors import Erased, InputError, NothingNew, ObjectNotFound
 from thinrow.dpp.client import Loader, Pinnable
 from thinrow.dpp.order import ROW_STREAM, Base, RowRefs, permutation, rows_of_rank
+from thinrow.dpp.poison import OnPoison
 from thinrow.dpp.spec import SessionSpec, projection_of
 from thinrow.examples.records import ExampleBatch
 from thinrow.examples.splits import Split, SplitLog
@@ -376,6 +377,7 @@ def follow(
     threads: int | None = None,
     verify: bool = True,
     on_missing: OnMissing = "fail",
+    on_poison: OnPoison = "fail",
     base_rows: int = 64,
     block: int = 4,
     rank: int = 0,
@@ -416,6 +418,7 @@ def follow(
         workers=threads if threads is not None else os.cpu_count() or 1,
         verify=verify,
         on_missing=on_missing,
+        on_poison=on_poison,
     )
     order = StreamOrder(StreamManifest(log.id, base_rows), source, spec)
     return Follower(spec, source, order, rank=rank, n_ranks=n_ranks)

@@ -16,10 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreNotFound
+from thinrow.core.errors import CorruptionError, Erased, InputError, ObjectNotFound, StoreNotFound
+from thinrow.core.users import plain
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.budget import SIZE_COLUMNS, RowSizes, row_sizes
-from thinrow.dpp.order import Order
+from thinrow.dpp.order import Base, Order
+from thinrow.dpp.poison import Poisoned, halve, told
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec
 from thinrow.examples.datafiles import ROW_GROUP_ROWS
@@ -330,11 +332,13 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """A base batch and what it cost; ``rows`` are those of the base that are there, ascending, one an example."""
+    """A base batch and what it cost; ``rows`` are those of the base that are there, ascending, one an example.
+    ``poisoned`` were left out because they cannot be made."""
 
     batch: Batch
     stats: ReadStats
     rows: Ints
+    poisoned: tuple[Poisoned, ...] = ()
 
 
 class Worker:
@@ -358,23 +362,60 @@ class Worker:
 
         Raises:
             Erased, Expired: what an example saw, or an example itself, is gone, and the policy is to fail.
-            VersionMismatch, CorruptionError: as ``reconstruct``.
+            VersionMismatch, CorruptionError: as ``reconstruct``, where poison fails; so does what a feature op raises.
             ObjectNotFound, StoreError: the table or the archive is no longer there.
         """
         base, stats, spec = self._order.base(v), ReadStats(), self._spec
         since = time.perf_counter()
-        examples, rows = self._source.examples(base.split, base.first_row, base.stop_row)
+        poisoned: list[Poisoned] = []
+        examples, rows = self._read(base, wanted, poisoned)
         n_wanted = base.stop_row - base.first_row
         if wanted is not None and len(wanted) < n_wanted:
             n_wanted, kept = len(wanted), np.flatnonzero(np.isin(rows, wanted, assume_unique=True))
             examples, rows = examples.take(kept), rows[kept]
-        erased = n_wanted - len(rows)
+        erased = 0 if poisoned else n_wanted - len(rows)
         if erased and spec.on_missing == "fail":
             raise Erased(
                 f"{erased} examples of rows {base.first_row} to {base.stop_row - 1} of split {base.split} were erased "
                 "since; pass on_missing='skip' or 'shorten' to go on without them"
             )
         stats.clock("examples", since)
+        if spec.on_poison == "fail":
+            batch, rows = self._make(examples, rows, stats)
+            return Produced(batch, stats, rows)
+        return self._without_poison(base, examples, rows, stats, poisoned)
+
+    def _read(self, base: Base, wanted: Ints | None, poisoned: list[Poisoned]) -> tuple[ExampleBatch, Ints]:
+        """The stored examples of a base batch; none where they are damaged and the policy is not to fail."""
+        try:
+            return self._source.examples(base.split, base.first_row, base.stop_row)
+        except CorruptionError as e:
+            if self._spec.on_poison == "fail":
+                raise
+            n = base.stop_row - base.first_row if wanted is None else len(wanted)
+            poisoned.append(Poisoned(base.split, base.first_row, n, None, None, **told(e)))
+            return self._source.examples(base.split, base.first_row, base.first_row)
+
+    def _without_poison(
+        self, base: Base, examples: ExampleBatch, rows: Ints, stats: ReadStats, poisoned: list[Poisoned]
+    ) -> Produced:
+        def make(first: int, stop: int) -> tuple[Batch, Ints]:
+            if (first, stop) == (0, len(rows)):
+                return self._make(examples, rows, stats)
+            return self._make(examples.take(np.arange(first, stop)), rows[first:stop], stats)
+
+        def note(i: int, error: Exception) -> None:
+            at = base.first_row + int(rows[i])
+            user = plain(examples.batch.users[i])
+            poisoned.append(Poisoned(base.split, at, 1, int(examples.request_id[i]), user, **told(error)))
+
+        made = halve(make, 0, len(rows), note) or [make(0, 0)]
+        batch = Batch.concat([part for part, _ in made])
+        return Produced(batch, stats, np.concatenate([kept for _, kept in made]), tuple(poisoned))
+
+    def _make(self, examples: ExampleBatch, rows: Ints, stats: ReadStats) -> tuple[Batch, Ints]:
+        """Histories and features of examples; those that are left out by ``on_missing`` are in neither."""
+        spec = self._spec
         rebuilt = self._source.rebuild(examples.batch, spec.projection, spec.verify, spec.on_missing)
         stats.add(rebuilt.stats)
         since = time.perf_counter()
@@ -397,7 +438,7 @@ class Worker:
             examples.boundary,
             status,
         )
-        return Produced(batch, stats, rows)
+        return batch, rows
 
 
 def _check_plan(plan: FeaturePlan, projection: Projection, source: Source) -> None:
