@@ -22,8 +22,8 @@ import numpy as np
 
 from bench.datagen.datasets import Ints
 from thinrow.history.recent import LmdbRecent
-from thinrow.history.recent.blocks import Pairs, Writing
 from thinrow.history.recent.redis_link import RedisLink, RedisLocation, pack
+from thinrow.history.recent.transactions import Pairs, Writing
 from thinrow.jagged import Column
 from thinrow.schema import EventSchema
 
@@ -62,6 +62,11 @@ class _Recorder:
         listed = list(items)
         (self._into.users if name == "users" else self._into.ids).extend(listed)
         self._txn.put_pairs(name, listed)
+
+    def add_pairs(self, name: Pairs, items: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Keep and pass on; a call whose ids are not new is recorded anew."""
+        self._into.ids.extend(items)
+        return self._txn.add_pairs(name, items)
 
     def put_blocks(self, items: Iterable[tuple[bytes, bytes]]) -> None:
         """Keep and pass on."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import threading
 import time
@@ -35,6 +36,8 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 _TEMPORARY = ".tmp-"
 _LOCK = f"{_TEMPORARY}lock"
+_PART = rf"(?!\.{{1,2}}(?:/|\Z)|{re.escape(_TEMPORARY)})[^/\0]+"
+_NAME = re.compile(f"{_PART}(?:/{_PART})*")
 #: What ``link`` says on file systems without hard links, or with as many as they take.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -142,8 +145,7 @@ class ObjectStore(Protocol):
 
 def check_name(name: str) -> str:
     """``name`` itself. Raises InputError where it is absolute, climbs, or could be taken for a temporary file."""
-    parts = name.split("/")
-    if "\0" in name or any(p in ("", ".", "..") or p.startswith(_TEMPORARY) for p in parts):
+    if _NAME.fullmatch(name) is None:
         raise InputError(f"object name {name!r} must be a relative path without '.', '..' or '{_TEMPORARY}' parts")
     return name
 

@@ -137,8 +137,10 @@ class BatchCheck:
         checked = self._check_columns(columns, n)
         if times is None or not sound:
             times = _check_times(event_ts, n)
-        event_ids = _check_ids("event_id", event_ids, self.schema, n)
-        supersedes = _check_ids("supersedes", supersedes, self.schema, n)
+        if event_ids is not None:
+            _check_ids("event_id", event_ids, self.schema, n)
+        if supersedes is not None:
+            _check_ids("supersedes", supersedes, self.schema, n)
         order = grouped.order
         if order is not None:
             times = times[order]
@@ -149,7 +151,7 @@ class BatchCheck:
             id_rows, id_keys_of = _keys(event_ids, grouped)
         else:
             id_rows = np.arange(n)
-        correction_rows, target_keys = _keys(supersedes, grouped)
+        correction_rows, target_keys = _keys(supersedes, grouped) if supersedes is not None else (NO_ROWS, [])
         batch = Batch(
             grouped,
             times,
@@ -166,17 +168,27 @@ class BatchCheck:
         return batch
 
     def _check_columns(self, columns: dict[str, Column], n: int) -> dict[str, Column]:
-        unknown = columns.keys() - self._names
-        if unknown:
+        if not columns.keys() <= self._names:
+            unknown = columns.keys() - self._names
             raise SchemaError(f"column {min(unknown)!r} is not in the schema; leave it out or evolve the schema")
         checked: dict[str, Column] = {}
+        shape = (n,)
         for name, spec, dtype in self._columns:
             column = columns.get(name)
             if column is None:
                 raise SchemaError(
                     f"column {name!r} is missing; the schema has {', '.join(c.name for c in self.schema.columns)}"
                 )
-            if dtype is None or not _is_plain(column, n, dtype):
+            values = column.values
+            # ``_is_plain``, which is called for each column of each call.
+            if (
+                dtype is None
+                or values.dtype != dtype
+                or values.shape != shape
+                or column.valid is not None
+                or column.dictionary is not None
+                or column.offsets is not None
+            ):
                 _check_column(spec, column, n)
             if n:
                 checked[name] = column
@@ -264,15 +276,12 @@ def _check_column(spec: ColumnSpec, column: Column, n: int) -> None:
             _refuse_nulls(spec.name, column)
 
 
-def _check_ids(what: str, ids: Column | None, schema: EventSchema, n: int) -> Column | None:
-    if ids is None:
-        return None
+def _check_ids(what: str, ids: Column, schema: EventSchema, n: int) -> None:
     _check_length(what, ids, n)
     if schema.event_id_dtype is None:
         raise InputError(f"{what} is given, but the schema has no event ids; name an event_id column in the schema")
     if n:
         _check_type(what, ids, schema.event_id_dtype)
-    return ids
 
 
 def _check_length(what: str, column: Column, n: int) -> None:

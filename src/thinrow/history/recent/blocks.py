@@ -7,11 +7,11 @@ that memory and LMDB cannot drift apart.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import compress, islice
-from typing import Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,95 +36,37 @@ from thinrow.history.recent.rows import (
 )
 from thinrow.history.recent.stored import Stored, parts_of, put_part
 from thinrow.history.recent.tier import Advance, AppendResult, RecentRead, Resolve
+from thinrow.history.recent.transactions import Reading, Writing
 from thinrow.jagged import HIDE_DTYPE, Column, Events
 from thinrow.jagged.events import never_hidden
 from thinrow.schema import EventSchema
 
-Pairs: TypeAlias = Literal["users", "ids", "positions"]
 T = TypeVar("T")
 _PAIRS_AT_ONCE = 65_536
 #: Schemas of which plans are kept.
 _MAX_PLANS = 64
 _PAD = bytes(8)
+_LOOK_FIRST = 7
 
 
-class Reading(Protocol):
-    """A view that is consistent for each user, and over users where the tier is ``atomic_over_users``."""
-
-    def fetch(
-        self,
-        users: Sequence[bytes],
-        ids: Sequence[bytes] = (),
-        *,
-        blocks: bool = False,
-        through: Sequence[int] = (),
-        new: bool = False,
-    ) -> None:
-        """Told what is about to be asked for, in one go: counters of ``users``, ``ids``, all ``blocks`` of the users,
-        or what ``pop_blocks`` up to ``through[u]`` gives. Where asking takes no time it need do nothing.
-
-        ``new``: rows with these ids are about to be added, so that a tier may guess what is there until it writes.
-        """
-        ...
-
-    def pairs(self, name: Pairs, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Values of those ``keys`` that are there."""
-        ...
-
-    def blocks(self, user_key: bytes, after: int, into_keys: list[bytes], into_values: list[bytes]) -> int:
-        """Add the user's blocks that may hold arrivals above ``after``, in order: at most one that holds none.
-
-        Returns how many were added.
-        """
-        ...
-
-    def held(self, user_key: bytes, into: list[bytes]) -> None:
-        """Add key, value, key, value, ... of all of the user's blocks, in order."""
-        ...
-
-    def holders(self) -> list[bytes]:
-        """Keys of the users that have a block, ascending."""
-        ...
-
-    def scan(self, name: Pairs, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """All pairs whose key begins with ``prefix``, by key ascending."""
-        ...
-
-
-class Writing(Reading, Protocol):
-    """A view that is written to; all of a user's writes hold, or none; and of all users where ``atomic_over_users``."""
-
-    def put_pairs(self, name: Pairs, items: Iterable[tuple[bytes, bytes]]) -> None:
-        """Write pairs, replacing older ones."""
-        ...
-
-    def put_blocks(self, items: Iterable[tuple[bytes, bytes]]) -> None:
-        """Add blocks."""
-        ...
-
-    def pop_blocks(self, user_key: bytes, through: int) -> tuple[bytes, bytes] | None:
-        """Remove the user's blocks that begin at ``through`` or before; the last of them."""
-        ...
-
-    def drop_pairs(self, name: Pairs, keys: Sequence[bytes]) -> None:
-        """Remove pairs."""
-        ...
-
-    def raise_floor(self, at_least: int) -> None:
-        """Let no unknown user's first event get a number up to ``at_least`` (inclusive)."""
-        ...
+class _KnownId(Exception):
+    """An id that was taken for new is not: the call begins again."""
 
 
 class BlockTier(ABC):
     """A RecentTier over ``Reading`` and ``Writing``."""
 
     _schemas: dict[int, EventSchema]
+    #: Whether the ids of a call are taken for new, to be told otherwise as they are written: half as many look-ups.
+    _takes_ids_for_new = False
 
     def __init__(self, schema: EventSchema, name: str) -> None:
         self._schema = schema
         self._name = name
         self._floor = 0
         self._plans: dict[int, tuple[BatchCheck, EventSchema | None]] = {}
+        #: Calls that look their ids up first, after one that took a known one for new.
+        self._look_first = 0
 
     @property
     def schema(self) -> EventSchema:
@@ -198,14 +140,22 @@ class BlockTier(ABC):
             stored = self._in_stored_order(schema)
             self._plans[id(schema)] = check, stored
 
-        def work(txn: Writing) -> AppendResult:
+        def work(txn: Writing, guess: bool = False) -> AppendResult:
             if advances:
                 refuse_moved(advances, txn.pairs("positions", [key for key, _ in positions]), self._name)
                 txn.put_pairs("positions", positions)
             if stored is None or len(batch) == 0:
                 return AppendResult(np.empty(0, np.int64), np.empty(0, np.bool_))
-            return self._append(txn, stored, batch, resolve)
+            return self._append(txn, stored, batch, resolve, guess)
 
+        if batch.id_keys and self._takes_ids_for_new and not batch.target_keys:
+            if not self._look_first:
+                try:
+                    return self._write(lambda txn: work(txn, True))
+                except _KnownId:
+                    self._look_first = _LOOK_FIRST
+            else:
+                self._look_first -= 1
         return self._write(work)
 
     @property
@@ -241,13 +191,16 @@ class BlockTier(ABC):
         """The schema of that id, as blocks have its columns; None where none is stored."""
         return self._schema_of(schema_id)
 
-    def _append(self, txn: Writing, schema: EventSchema, batch: Batch, resolve: Resolve | None) -> AppendResult:
+    def _append(
+        self, txn: Writing, schema: EventSchema, batch: Batch, resolve: Resolve | None, guess: bool
+    ) -> AppendResult:
+        """``guess``: all ids are taken for new. Raises _KnownId where one is not."""
         grouped, n = batch.grouped, len(batch)
         if batch.target_keys:
             txn.fetch(grouped.keys, batch.id_keys + batch.target_keys)
         else:
             txn.fetch(grouped.keys, batch.id_keys, new=True)
-        known = self._known(txn, batch)
+        known = None if guess else self._known(txn, batch)
         fresh = Fresh(batch) if known is None else Fresh.of_new(batch, known == 0)
         numbered = self._numbered(txn, schema, batch, fresh, None)
         arrivals = numbered.arrivals
@@ -259,9 +212,13 @@ class BlockTier(ABC):
             new[fresh.index] = True
             targets = self._targets(txn, batch, arrivals, new, resolve)
             numbered = self._numbered(txn, schema, batch, fresh, targets)
-        txn.put_blocks(numbered.blocks)
         if fresh.id_keys:
-            txn.put_pairs("ids", zip(fresh.id_keys, numbered.pairs[len(grouped.keys) :], strict=True))
+            pairs = list(zip(fresh.id_keys, numbered.pairs[len(grouped.keys) :], strict=True))
+            if not guess:
+                txn.put_pairs("ids", pairs)
+            elif not txn.add_pairs("ids", pairs):
+                raise _KnownId
+        txn.put_blocks(numbered.blocks)
         counted = zip(grouped.keys, numbered.pairs, strict=False)
         txn.put_pairs("users", counted if known is None else compress(counted, np.diff(fresh.offsets).tolist()))
         duplicate = np.zeros(n, np.bool_)

@@ -34,10 +34,11 @@ import numpy as np
 
 from thinrow.core.errors import CorruptionError, NewerFormatError, SchemaError, StoreError, UserKindError
 from thinrow.core.units import EPOCH_BITS
-from thinrow.history.recent.blocks import BlockTier, Pairs, Writing
+from thinrow.history.recent.blocks import BlockTier
 from thinrow.history.recent.evolution import check_evolution
 from thinrow.history.recent.keys import AFTER_ALL, is_sealed, seal, unpack_pairs
 from thinrow.history.recent.rows import FORMAT
+from thinrow.history.recent.transactions import Pairs, Writing
 from thinrow.schema import EventSchema
 from thinrow.storage.objects import sync_directory
 
@@ -71,6 +72,8 @@ _HELD_LOCK = threading.Lock()
 
 class LmdbRecent(BlockTier):
     """A RecentTier in the directory ``path``, made if it is not there."""
+
+    _takes_ids_for_new = True
 
     def __init__(
         self,
@@ -414,9 +417,16 @@ class _Reading:
 class _Transaction:
     """``Reading`` and ``Writing`` over one LMDB transaction. All that it returns is copied."""
 
+    _cursor: Any = None
+
     def __init__(self, txn: Any, dbs: dict[str, Any]) -> None:
         self.txn, self._dbs = txn, dbs
-        self._events = txn.cursor(dbs["events"])
+
+    @property
+    def _events(self) -> Any:
+        if self._cursor is None:
+            self._cursor = self.txn.cursor(self._dbs["events"])
+        return self._cursor
 
     def pairs(self, name: Pairs, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         if len(keys) == 1:
@@ -479,11 +489,18 @@ class _Transaction:
                 return
             yield key, value
 
-    def put_pairs(self, name: Pairs, items: Iterable[tuple[bytes, bytes]]) -> None:
-        self.txn.cursor(self._dbs[name]).putmulti(items)
+    def add_pairs(self, name: Pairs, items: Sequence[tuple[bytes, bytes]]) -> bool:
+        return bool(self.txn.cursor(self._dbs[name]).putmulti(items, overwrite=False)[1] == len(items))
 
     def put_blocks(self, items: Iterable[tuple[bytes, bytes]]) -> None:
-        self._events.putmulti(items)
+        self.put_pairs("events", items)
+
+    def put_pairs(self, name: str, items: Iterable[tuple[bytes, bytes]]) -> None:
+        listed = list(items)
+        if len(listed) == 1:
+            self.txn.put(*listed[0], db=self._dbs[name])
+        else:
+            self.txn.cursor(self._dbs[name]).putmulti(listed)
 
     def pop_blocks(self, user_key: bytes, through: int) -> tuple[bytes, bytes] | None:
         found, last = None, user_key + through.to_bytes(8, "big")

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from thinrow.core.errors import StoreError
-from thinrow.history.recent.blocks import BlockTier, Pairs, Writing
+from thinrow.history.recent.blocks import BlockTier
 from thinrow.history.recent.evolution import check_evolution
+from thinrow.history.recent.transactions import Pairs, Writing
 from thinrow.schema import EventSchema
 
 T = TypeVar("T")
@@ -19,6 +20,8 @@ Block = tuple[bytes, bytes]
 
 class MemoryRecent(BlockTier):
     """A RecentTier in memory; one lock serves readers and writers."""
+
+    _takes_ids_for_new = True
 
     def __init__(self, schema: EventSchema, floor: int = 0) -> None:
         """``floor``: no user's first event gets a number up to it (inclusive)."""
@@ -127,6 +130,10 @@ class _Staged:
     def put_pairs(self, name: Pairs, items: Iterable[Block]) -> None:
         listed = list(items)
         self._changes.append(lambda: self._tables.of_pairs[name].update(listed))
+
+    def add_pairs(self, name: Pairs, items: Sequence[Block]) -> bool:
+        self.put_pairs(name, items)
+        return not any(key in self._tables.of_pairs[name] for key, _ in items)
 
     def put_blocks(self, items: Iterable[Block]) -> None:
         listed = list(items)

@@ -36,7 +36,7 @@ from thinrow.core.errors import (
     UserKindError,
 )
 from thinrow.core.users import Users, as_users
-from thinrow.history.recent.blocks import BlockTier, Reading, Writing
+from thinrow.history.recent.blocks import BlockTier
 from thinrow.history.recent.evolution import check_evolution
 from thinrow.history.recent.keys import is_sealed, seal, user_keys, users_of_keys
 from thinrow.history.recent.redis_guess import Remembered, Standing
@@ -47,6 +47,7 @@ from thinrow.history.recent.redis_transaction import Moved, RedisKeys, RedisTran
 from thinrow.history.recent.rows import FORMAT
 from thinrow.history.recent.stored import Stored
 from thinrow.history.recent.tier import Advance, AppendResult, Resolve
+from thinrow.history.recent.transactions import Reading, Writing
 from thinrow.jagged import Column
 from thinrow.schema import EventSchema
 

@@ -358,6 +358,12 @@ class RedisTransaction:
 
     # --- writing -----------------------------------------------------------------------------------------------
 
+    def add_pairs(self, name: str, items: Sequence[tuple[bytes, bytes]]) -> bool:
+        """See ``Writing``."""
+        there = self.pairs(name, [key for key, _ in items])
+        self.put_pairs(name, items)
+        return not there
+
     def put_pairs(self, name: str, items: Iterable[tuple[bytes, bytes]]) -> None:
         """See ``Writing``."""
         if name == "positions":

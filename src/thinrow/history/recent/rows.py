@@ -186,26 +186,30 @@ def encode_rows(schema: EventSchema, rows: Rows) -> Encoded:
     """Rows of ``schema`` as they lie in blocks."""
     n, flags = len(rows.event_ts), 0 if rows.target_ts is None else CORRECTIONS
     layout, columns = layout_of(schema, flags), rows.columns
-    fields = {field: columns[name] for field, name in layout.fields}
+    fields = [(field, columns[name]) for field, name in layout.fields]
     if schema.event_id_dtype is not None:
-        fields["event_id"] = rows.event_ids or null_column(schema.event_id_dtype, n)
+        fields.append(("event_id", rows.event_ids or null_column(schema.event_id_dtype, n)))
     size = layout.dtype.itemsize
     raw = np.empty(n * size, np.uint8)
     table: npt.NDArray[np.void] = np.ndarray((n,), layout.dtype, raw)
     table["event_ts"] = rows.event_ts
     if rows.target_ts is not None:
         table["target_ts"], table["target_arrival"] = rows.target_ts, rows.target_arrival
-    if layout.nullable:
-        table["nulls"] = _pack_nulls([fields[name].valid for name in layout.nullable], n)
-    for name, column in fields.items():
+    nulls = {}
+    for name, column in fields:
+        values, valid = column.values, column.valid
+        if valid is not None:
+            nulls[name] = valid
         if column.dictionary is None and column.offsets is None:
-            values, valid = column.values, column.valid
             if valid is not None:
                 values = np.where(valid.reshape(-1, *(1,) * (values.ndim - 1)), values, values.dtype.type(0))
             table[name] = values
+    if layout.nullable:
+        table["nulls"] = _pack_nulls([nulls.get(name) for name in layout.nullable], n) if nulls else 0
     if not layout.heaped:
         return Encoded(n, raw, size, _NO_BYTES, NO_ROWS, layout.head)
-    heap, lengths = _pack_heap([fields[name.partition(".")[0]] for name in layout.heaped], layout.heaped, n)
+    of_name = dict(fields)
+    heap, lengths = _pack_heap([of_name[name.partition(".")[0]] for name in layout.heaped], layout.heaped, n)
     for j, name in enumerate(layout.heaped):
         table[name] = lengths[:, j]
     return Encoded(n, raw, size, np.frombuffer(heap, np.uint8).copy(), offsets_of(lengths.sum(axis=1)), layout.head)
@@ -249,12 +253,13 @@ def number_rows(
     if UNKNOWN in held.values():
         refuse_wrong(1, n_users, file, _COUNTERS)
     known = joined_pairs([held.get(key, UNKNOWN) for key in keys], file, _COUNTERS) + b"".join(keys)
-    lengths, name_off = set(map(len, keys)), NO_ROWS
-    if lengths != {8}:
-        name_off = offsets_of([len(k) for k in keys])
+    longest, name_off = 8, NO_ROWS
+    if (len(keys[0]) != 8) if n_users == 1 else (set(map(len, keys)) != {8}):
+        lengths = [len(k) for k in keys]
+        longest, name_off = max(lengths), offsets_of(lengths)
     # Each user has a block that is not full, at most.
     most, n_pairs = n_users + n // BLOCK_ROWS, n_users + len(id_rows)
-    sealed_bytes = most * (max(lengths) + 8 + _HEADER + _SEAL) + len(encoded.table) + len(encoded.heap)
+    sealed_bytes = most * (longest + 8 + _HEADER + _SEAL) + len(encoded.table) + len(encoded.heap)
     numbers, out = np.empty(n + 2 * most + 1, np.int64), np.empty(n_pairs * size + sealed_bytes, np.uint8)
     n_blocks, wrong, over = kernel("number_rows")(
         np.frombuffer(known, np.uint8), name_off, floors, offsets, id_rows, encoded.table, encoded.row_bytes,
@@ -265,7 +270,7 @@ def number_rows(
         return Numbered(NO_ROWS, [], [], over)
     at = numbers[n : n + 2 * n_blocks + 1].tolist()
     data = out[: at[-1]].tobytes()
-    blocks = [(data[a:b], data[b:c]) for a, b, c in zip(at[:-1:2], at[1::2], at[2::2], strict=True)]
+    blocks = [(data[at[i] : at[i + 1]], data[at[i + 1] : at[i + 2]]) for i in range(0, 2 * n_blocks, 2)]
     return Numbered(numbers[:n], listed_pairs(out, n_pairs), blocks, -1)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from thinrow.history.recent.blocks import Reading, Writing
+    from thinrow.history.recent.transactions import Reading, Writing
 
 Items: TypeAlias = list[tuple[bytes, bytes]]
 #: Of one part, unless one user alone has more.
