@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
@@ -23,8 +25,17 @@ from pyiceberg.types import (
     PrimitiveType,
     StringType,
 )
+from sqlalchemy.exc import OperationalError
 
-from thinrow.core.errors import CorruptionError, InputError, NewerFormatError, ObjectNotFound, SchemaError, StoreError
+from thinrow.core.errors import (
+    CommitConflict,
+    CorruptionError,
+    InputError,
+    NewerFormatError,
+    ObjectNotFound,
+    SchemaError,
+    StoreError,
+)
 from thinrow.examples.datafiles import StoredFile, local_path
 from thinrow.examples.layout import StoredField
 from thinrow.schema.event_schema import EventSchema
@@ -80,6 +91,24 @@ def open_catalog(root: Path) -> SqlCatalog:
         warehouse=f"file://{root}/warehouse",
         **{"py-io-impl": "thinrow.examples.datafiles.SyncedFileIO"},
     )
+
+
+@contextmanager
+def mapped_errors(name: str, path: Path) -> Iterator[None]:
+    """What a commit to table ``name`` under ``path`` may be refused for, as CommitConflict and StoreError."""
+    room = "nothing was committed; free space or check permissions, and run again"
+    try:
+        yield
+    except (CommitFailedException, ValidationException) as e:
+        raise CommitConflict(f"another writer committed to table {name!r} first ({e}); run again") from e
+    except OperationalError as e:
+        if "full" in str(e.orig):
+            raise StoreError(f"the catalog of {path} cannot be written: {e.orig}; {room}") from e
+        raise CommitConflict(f"another writer holds the catalog of {path} ({e.orig}); run again") from e
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise StoreError(f"files of {path} cannot be written: {e}; {room}") from e
 
 
 class FrugalTransaction(Transaction):

@@ -16,7 +16,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +66,7 @@ from thinrow.examples.iceberg import (
     files_named,
     iceberg_schema,
     list_files,
+    mapped_errors,
     open_catalog,
     state_chain,
 )
@@ -563,14 +564,8 @@ class ExampleTable:
                 out.discard()
                 raise
 
-    @contextmanager
-    def _mapped_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (CommitFailedException, ValidationException) as e:
-            raise CommitConflict(f"another writer committed to table {self.name!r} first ({e}); run again") from e
-        except OperationalError as e:
-            raise CommitConflict(f"another writer holds the catalog of {self.path} ({e.orig}); run again") from e
+    def _mapped_errors(self) -> AbstractContextManager[None]:
+        return mapped_errors(self.name, self.path)
 
     def _committed(self, table: Table) -> int:
         current = table.current_snapshot()

@@ -99,25 +99,31 @@ class DeadLetters:
         """Write letters, durably.
 
         Raises:
-            StoreError: they would be more than ``max_bytes``; nothing was written.
+            StoreError: they would be more than ``max_bytes``, or the disk refuses; nothing was written.
         """
         if not letters:
             return
         data = _lines([_without_bulk(letter) for letter in letters])
-        with self._alone() as path:
+        with _told(self._folder), self._alone() as path:
             held = path.stat().st_size if path.exists() else 0
             if held + len(data) > self._max_bytes:
                 raise StoreError(
                     f"dead letters in {self._folder} have {held} bytes and {len(data)} more are due; at most "
                     f"{self._max_bytes} are kept: mend what is refused, then `thinrow sources retry`, or `drop`"
                 )
-            with path.open("ab") as file:
+            # Unbuffered, so that what was refused is not written again when the file is closed.
+            with path.open("ab", buffering=0) as file:
                 # What a killed writer began is no letter.
                 if held and not _ends_whole(path):
-                    file.truncate(_whole(path))
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+                    held = file.truncate(_whole(path))
+                try:
+                    view = memoryview(data)
+                    while view:
+                        view = view[file.write(view) :]
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(held)
+                    raise
             sync_directory(self._folder)
 
     def read(self) -> list[Letter]:
@@ -237,9 +243,21 @@ def _whole(path: Path) -> int:
 
 def _replace(path: Path, data: bytes) -> None:
     new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    sync_directory(path.parent)
+    with _told(path.parent):
+        with new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        sync_directory(path.parent)
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """What the operating system refuses, as a StoreError."""
+    try:
+        yield
+    except OSError as e:
+        raise StoreError(
+            f"dead letters in {folder} cannot be written: {e.strerror or e}; free space or check permissions, and go on"
+        ) from e
