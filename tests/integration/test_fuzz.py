@@ -297,3 +297,8 @@ def test_reads_of_a_few_requests_are_met(monkeypatch: pytest.MonkeyPatch) -> Non
             said.clear()
             read(generation, world)
             assert said[-1] == ("read_few", 0), (read, said)
+
+
+def test_blocks_with_patches_are_tried_of_each_codec_that_has_them() -> None:
+    held = {(b.codec, b.width) for blocks in BlockTries(1)._blocks for b in blocks}
+    assert {(codec, 255) for codec in (2, 3, 4, 11, 13)} <= held

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from thinrow.core.buffers import Buffers
 from thinrow.kernels import kernel, use
-from thinrow.storage.codecs import LAST_CODEC, ZSTD_BYTES, BadBlock, decode_bytes
+from thinrow.storage.blocks import Values, encode_fixed
+from thinrow.storage.codecs import LAST_CODEC, NO_CODE, ZSTD_BYTES, BadBlock, decode_bytes
 from thinrow.testing.fuzz.damage import OUTCOMES, Failure, failure_of, hostile, layout_of, pick
 from thinrow.testing.fuzz.guard import guarded
 from thinrow.testing.fuzz.layout import Span
@@ -24,6 +25,8 @@ from thinrow.testing.fuzz.world import sound_worlds
 #: One of so many tries is compared with the plain kernels.
 _COMPARED = 24
 _ROWS_AT_MOST = 5_000
+#: Rows of a stripe of values with patches, and the width that says so.
+_PATCHED_ROWS, PATCHED = 512, 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,8 @@ class BlockTries:
                 data = world.files[name]
                 for b in layout_of(data).blocks:
                     held.setdefault(b.codec, []).append(_Sound(data[b.start : b.stop], b.codec, b.width, b.rows))
-        #: By codec, so that rare ones come as often as others.
-        self._blocks = [blocks for _, blocks in sorted(held.items())]
+        #: By codec, so that rare ones come as often as others; those with patches that no such small store has, too.
+        self._blocks = [*(blocks for _, blocks in sorted(held.items())), *_patched()]
 
     def run(self, number: int) -> Failure | None:
         """Do try ``number``."""
@@ -84,6 +87,28 @@ class BlockTries:
         except Exception as e:
             return failure_of(number, said, "block", e)
         return None if what is None else Failure(number, said, "block", what, f"{what}, codec {codec}")
+
+
+def _patched() -> tuple[list[_Sound], list[_Sound]]:
+    """Blocks of decimals and of marked codes, most of them small and a few large, so that these have patches."""
+    rng, n = np.random.default_rng(13), 4 * _PATCHED_ROWS
+    cents = np.where(rng.random(n) < 0.95, rng.integers(0, 60, n), rng.integers(0, 1 << 20, n))
+    prices = (cents / 100).astype(np.float32).view(np.uint32).astype(np.uint64)
+    codes = np.where(rng.random(n) < 0.95, rng.integers(0, 8, n), rng.integers(0, 1 << 10, n)).astype(np.uint32)
+    words = np.where(rng.random(n) < 0.1, rng.integers(1 << 40, 1 << 60, n), codes).astype(np.uint64)
+    codes[words != codes] = NO_CODE
+    stripes = np.arange(0, n + 1, _PATCHED_ROWS)
+    no_codes = np.empty(0, np.uint32)
+    found = []
+    for values in (
+        Values(prices, stripes, stripes[:-1], 4, 32, no_codes, 0),
+        Values(words, stripes, stripes[:-1], 8, 0, codes, 1 << 10),
+    ):
+        stream = encode_fixed(values)
+        assert (stream.width == PATCHED).all()
+        ends = zip(stream.offsets.tolist(), stream.offsets[1:].tolist(), stream.codec.tolist(), strict=False)
+        found.append([_Sound(stream.payload[a:b].tobytes(), codec, PATCHED, _PATCHED_ROWS) for a, b, codec in ends])
+    return found[0], found[1]
 
 
 def _spoil(data: bytearray, rng: np.random.Generator) -> None:
