@@ -220,3 +220,17 @@ def test_damage_of_the_tier_is_named_by_the_long_way(tmp_path: Path) -> None:
                 for backend in ("numba", "reference"):
                     with use(backend), mock.patch.object(store.recent, "held", lambda _, data=data: data):
                         assert read_live(store.pin, store.recent, users, times, projection) is None
+
+
+def test_an_erasure_sends_only_its_own_users_the_long_way(tmp_path: Path) -> None:
+    rng = np.random.default_rng(8)
+    with thinrow.create(tmp_path, _SCHEMA, 2, sync=False) as store:
+        store.append(_table(rng, 900, 3, np.sort(rng.integers(0, 1_000, 900)), 0))
+        store.compact(full=True)
+        store.append(_table(rng, 90, 3, np.sort(rng.integers(1_000, 2_000, 90)), 900))
+        store.erase(users=[4], grace_s=0)
+        projection, times = Projection(columns=_FIXED, max_len=50), np.array([3_000])
+        for user, short in ((4, False), (-3, True), (11, True)):
+            found, done = _short(store, [user], times, projection)
+            assert done == [short]
+            _same(_long(store, [user], times, projection), found)
