@@ -54,7 +54,10 @@ def git_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("case", ["projection", "published_rule", "reconstruct", "single", "storage", "write"])
+_LATE_SLOW = ("projection", "published_rule", "single", "storage", "write")
+
+
+@pytest.mark.parametrize("case", ["reconstruct", *(pytest.param(c, marks=pytest.mark.slow) for c in _LATE_SLOW)])
 def test_case_runs_on_late_events(case: str, git_file: Path) -> None:
     options = ["--newest", "256", "--peers", "raw_copy,sorted_fat_rows"] if case == "reconstruct" else []
     ran = subprocess.run(

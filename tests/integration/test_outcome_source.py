@@ -27,9 +27,9 @@ from thinrow.sources.decode import JsonDecoder
 from thinrow.sources.kafka import KafkaOptions, KafkaSource
 from thinrow.sources.places import make_decoder, open_source
 from thinrow.testing.examples import event_schema, example_schema, random_impressions
+from thinrow.testing.forked import Commands
 from thinrow.testing.kafka import KafkaBroker
 
-_THINROW = "from thinrow.cli.main import main; main()"
 FIELDS = OutcomeFields(outcome_id="id")
 
 
@@ -331,7 +331,7 @@ def test_a_stream_join_of_a_topic_is_that_of_the_log(broker, tmp_path):
 
 def test_the_command_line(broker, tmp_path):
     def run(*words, status=0):
-        done = subprocess.run([sys.executable, "-c", _THINROW, *words], capture_output=True, text=True)
+        done = Commands.shared().run(*words)
         assert done.returncode == status, done.stderr
         return done.stdout + done.stderr
 

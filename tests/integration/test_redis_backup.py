@@ -27,12 +27,12 @@ from thinrow.history.requests import RequestBatch
 from thinrow.history.store import HistoryStore
 from thinrow.history.tiers import remembered_tier
 from thinrow.schema import ColumnSpec, EventSchema, Trait
+from thinrow.testing.forked import Commands
 from thinrow.testing.recent_model import append_rows, contract_schema, listed, read, values_of
 from thinrow.testing.redis_server import RedisServer
 from thinrow.testing.servers import needs_redis
 
 pytestmark = needs_redis
-_THINROW = "from thinrow.cli.main import main; main()"
 SCHEMA = EventSchema(
     (ColumnSpec(1, "item", Trait.ID, "int64", "item"),), event_id_column="event_id", event_id_dtype="int64"
 )
@@ -287,7 +287,7 @@ def test_damage_on_the_server_is_not_copied(store, server, tmp_path):
 
 def test_the_command_line(store, other, tmp_path):
     def run(*words, status=0):
-        done = subprocess.run([sys.executable, "-c", _THINROW, *words], capture_output=True, text=True)
+        done = Commands.shared().run(*words)
         assert done.returncode == status, done.stderr
         return done.stdout + done.stderr
 

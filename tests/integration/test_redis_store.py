@@ -18,11 +18,11 @@ from thinrow.core.units import EPOCH_BITS
 from thinrow.history.recent.redis import RedisRecent
 from thinrow.history.store import HistoryStore
 from thinrow.schema import EventSchema
+from thinrow.testing.forked import Commands
 from thinrow.testing.redis_server import RedisServer
 from thinrow.testing.servers import needs_redis
 
 pytestmark = needs_redis
-_THINROW = "from thinrow.cli.main import main; main()"
 SCHEMA = EventSchema.infer(
     pa.schema([("user", pa.int64()), ("ts", pa.int64()), ("item", pa.int64()), ("id", pa.int64())]),
     user="user",
@@ -111,7 +111,7 @@ def test_the_command_line(server, tmp_path):
     pq.write_table(events([1, 2, 3], 10), file)
 
     def run(*words, status=0):
-        done = subprocess.run([sys.executable, "-c", _THINROW, *words], capture_output=True, text=True)
+        done = Commands.shared().run(*words)
         assert done.returncode == status, done.stderr
         return done.stdout + done.stderr
 

@@ -19,6 +19,7 @@ from thinrow.dpp import RowFilter
 from thinrow.examples.log import ImpressionLog, OutcomeLog
 from thinrow.examples.splits import SplitLog
 from thinrow.examples.streaming import heartbeat, join_stream
+from thinrow.testing.forked import Commands
 from thinrow.testing.rankers import world_config
 from thinrow.testing.world import EXAMPLES, World, make_world
 from thinrow.training import StreamTrainer, train_stream
@@ -170,7 +171,7 @@ def test_what_does_not_fit_is_named(world: World, whole: tuple[Growing, list[flo
     def run(*more: object) -> str:
         recipe = f"{world.store_path.parent / 'mine.py'}:mine"
         words = ["train", recipe, "--store", world.store_path, "--out", tmp_path / "new", *more]
-        done = subprocess.run([*MAIN, *map(str, words)], capture_output=True, text=True)
+        done = Commands.shared().run(*words)
         assert done.returncode == 1
         return done.stderr
 

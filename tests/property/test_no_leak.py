@@ -44,7 +44,7 @@ PROJECTIONS = (
     Projection(max_len=3, align=2),
 )
 TESTED = settings(
-    max_examples=50,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

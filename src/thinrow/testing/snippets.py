@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinrow.core.errors import InputError
+from thinrow.testing.forked import Commands
 
 #: First words that a command in a block may have.
 SHELL_WORDS = ("thinrow", "python", "cat", "cp", "curl", "echo", "head", "ls", "mkdir", "rm")
@@ -188,7 +189,8 @@ def _shell(snippet: Snippet, command: str, folder: Path) -> str:
             raise InputError(
                 f"{where}: command {words[0]!r} is not run here (allowed: {allowed}); mark the block 'not run'"
             )
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    folders = (Commands.shared().folder, Path(sys.executable).parent, os.environ.get("PATH", ""))
+    path = os.pathsep.join(map(str, folders))
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=folder,

@@ -113,6 +113,8 @@ class _Worker:
 
     def end(self) -> None:
         """Kill it and wait until it is gone."""
+        # The segment names its owner: as a cycle, its memory would stay until the next collection of garbage.
+        self.segment = None
         self.socket.close()
         if self.process < 0:
             return  # it meets the closed socket when it says hello
@@ -272,9 +274,10 @@ class ProcessEngine(LeasedEngine[_Worker, tuple[Segment, int]], Generic[T]):
         """A worker ended, or has to: its item goes to another one, and another one comes."""
         self._selector.unregister(worker.socket)
         self._workers.remove(worker)
+        segment = worker.segment
         worker.end()
-        if worker.segment is not None:
-            self._arena.back(worker.segment)
+        if segment is not None:
+            self._arena.back(segment)
         self._arena.ended(worker)
         self._count_lost(worker, how)
 
