@@ -173,6 +173,26 @@ class EngineContract:
     def reader(self, opened: tuple[HistoryStore, Any], workers: int = 2, **changes: Any) -> Loader:
         return loader(*opened, engine=self.choice(), workers=workers, **{"epochs": 2, **SMALL, **changes})
 
+    def test_any_number_of_workers_at_any_time(self, tmp_path: Path) -> None:
+        blocks = Blocks(tmp_path, delay_s=0.01)
+        engine = self.start(blocks, stop=60)
+        for v in range(60):
+            if v % 10 == 5:
+                engine.resize((4, 1, 3, 5, 2, 1)[v // 10])
+            assert same(engine.next(), blocks.expected(v))
+        # Those that were too many ended when they were done: nothing was made twice.
+        assert sorted(blocks.made) == list(range(60))
+        assert engine.restarts == 0
+        deadline = time.monotonic() + 30
+        while engine.gauges().workers > 1:
+            assert time.monotonic() < deadline, engine.gauges()
+            time.sleep(0.01)
+        found = engine.gauges()
+        assert (found.head, found.ready, found.busy, found.blocked) == (60, 0, 0, 0)
+        with pytest.raises(InputError, match="workers=0"):
+            engine.resize(0)
+        engine.close()
+
     @pytest.mark.parametrize("workers", [1, 5])
     def test_items_come_in_order_each_once(self, tmp_path: Path, workers: int) -> None:
         blocks = Blocks(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -10,6 +11,29 @@ T_co = TypeVar("T_co", covariant=True)
 
 #: Engines by name, each with its own defaults.
 EngineName: TypeAlias = Literal["threads", "processes", "ray"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """Where an engine stands at an instant.
+
+    Attributes:
+        head: the item that the reader gets next.
+        ready: items that wait for the reader.
+        window: items in flight or waiting, at most.
+        workers: that are open or starting.
+        busy: of these, that make an item.
+        blocked: of these, that have made one and wait for memory to hand it over.
+        cpu_s: CPU seconds of each worker so far, by some name of it; empty where they cannot be told.
+    """
+
+    head: int
+    ready: int
+    window: int
+    workers: int
+    busy: int
+    blocked: int
+    cpu_s: dict[int, float]
 
 
 class Engine(Protocol[T_co]):
@@ -27,6 +51,18 @@ class Engine(Protocol[T_co]):
 
     def close(self) -> None:
         """End all workers and drop what they made. May be called twice."""
+        ...
+
+    def resize(self, workers: int) -> None:
+        """From now on so many workers. Those that are too many end when they have made what they are at.
+
+        Raises:
+            InputError: fewer than 1.
+        """
+        ...
+
+    def gauges(self) -> Gauges:
+        """Where it stands."""
         ...
 
     @property

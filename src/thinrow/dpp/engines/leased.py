@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
+from thinrow.dpp.engines.engine import Gauges
 from thinrow.dpp.engines.failures import MAX_ENDED, START_S, check_settings, start_lost, worker_lost
 from thinrow.dpp.engines.leases import Leases
 
@@ -56,6 +57,30 @@ class LeasedEngine(ABC, Generic[W, D]):
         """Seconds that ``next`` waited for items."""
         return self._waited_s
 
+    def resize(self, workers: int) -> None:
+        """See ``Engine.resize``."""
+        check_settings(workers=workers)
+        with self._changed:
+            self._n_workers = workers
+            self._leases.widen(workers + 1)
+        self._wake()
+
+    def gauges(self) -> Gauges:
+        """See ``Engine.gauges``."""
+        with self._changed:
+            leases, blocked = self._leases, sum(map(self._blocked, self._workers))
+            cpu_s = {id(w): s for w in self._workers if (s := self._cpu_s(w)) is not None}
+            counts = len(self._workers), leases.n_out - blocked, blocked
+            return Gauges(leases.head, len(self._done), leases.window, *counts, cpu_s)
+
+    def _blocked(self, worker: W) -> bool:
+        """Whether a worker waits for memory."""
+        return False
+
+    def _cpu_s(self, worker: W) -> float | None:
+        """CPU seconds of a worker; None where they cannot be told."""
+        return None
+
     def close(self) -> None:
         """End all workers; items that were delivered stay valid. May be called twice."""
         with self._changed:
@@ -75,8 +100,19 @@ class LeasedEngine(ABC, Generic[W, D]):
         """Until the engine is closed."""
 
     @abstractmethod
+    def _drop(self, worker: W) -> None:
+        """End a worker that is not to be used again."""
+
     def _lost(self, worker: W, how: str) -> None:
         """A worker ended, or has to: its item goes to another one, and another one comes."""
+        self._drop(worker)
+        self._count_lost(worker, how)
+
+    def _shrink(self) -> None:
+        """Let go of workers that are too many; those that are at an item have their turn when they have made it."""
+        for worker in [w for w in self._workers if self._leases.held(w) is None]:
+            if len(self._workers) > self._n_workers:
+                self._drop(worker)
 
     def _take(self) -> D:
         """The next item in order, when it is there; ``_changed`` is held. Raises as ``Engine.next``."""

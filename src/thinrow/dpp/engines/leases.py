@@ -39,6 +39,20 @@ class Leases(Generic[W]):
         """Whether the reader has had the last item."""
         return self._stop is not None and self.head >= self._stop
 
+    @property
+    def window(self) -> int:
+        """Items out or waiting for the reader, at most."""
+        return self._window
+
+    @property
+    def n_out(self) -> int:
+        """Items that are out."""
+        return len(self._out)
+
+    def widen(self, window: int) -> None:
+        """A window of so many items at least."""
+        self._window = max(self._window, window)
+
     def held(self, worker: W) -> int | None:
         """The item that a worker has out."""
         return self._out.get(worker)

@@ -15,8 +15,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from thinrow.core.errors import InputError
+from thinrow.dpp.engines.engine import Gauges
+from thinrow.dpp.engines.failures import check_settings
 
 T = TypeVar("T")
+
+
+def _cpu_s(ident: int) -> float:
+    return time.clock_gettime(time.pthread_getcpuclockid(ident))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +68,30 @@ class ThreadEngine(Generic[T]):
         self._failed: dict[int, BaseException] = {}
         self._closed = False
         self._waited_s = 0.0
-        self._threads = [
-            threading.Thread(target=self._work, name=f"thinrow-dpp-{i}", daemon=True) for i in range(threads)
-        ]
-        for thread in self._threads:
+        self._n_threads = self._busy = 0
+        self._threads: list[threading.Thread] = []
+        self.resize(threads)
+
+    def resize(self, workers: int) -> None:
+        """See ``Engine.resize``."""
+        check_settings(workers=workers)
+        with self._changed:
+            self._n_threads, self._window = workers, max(self._window, workers + 1 if self._threads else 1)
+            new = [threading.Thread(target=self._work, daemon=True) for _ in range(workers - len(self._threads))]
+            for thread in new:
+                thread.name = f"thinrow-dpp-{len(self._threads)}"
+                self._threads.append(thread)
+            self._changed.notify_all()
+        for thread in new:
             thread.start()
+
+    def gauges(self) -> Gauges:
+        """See ``Engine.gauges``."""
+        with self._changed:
+            # A thread's clock is there as long as the thread.
+            cpu_s = {t.ident: _cpu_s(t.ident) for t in self._threads if t.ident is not None}
+            counts = len(self._done), self._window, len(self._threads), self._busy
+            return Gauges(self._head, *counts, 0, cpu_s)
 
     @property
     def waited_s(self) -> float:
@@ -101,7 +126,8 @@ class ThreadEngine(Generic[T]):
             self._closed = True
             self._done.clear()
             self._changed.notify_all()
-        for thread in self._threads:
+            threads = list(self._threads)
+        for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
 
@@ -109,16 +135,19 @@ class ThreadEngine(Generic[T]):
         return self._closed or (self._stop is not None and number >= self._stop)
 
     def _lease(self) -> int | None:
-        """The lowest unleased item within the window; waits for one. None at the end."""
+        """The lowest unleased item within the window; waits for one. None where this thread is to end."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._ended(self._next_lease) or self._failed or self._next_lease < self._head + self._window
-            )
-            # What lies beyond a failed item will never be asked for.
-            if self._ended(self._next_lease) or self._failed:
+            self._changed.wait_for(lambda: self._over() or self._next_lease < self._head + self._window)
+            if self._over():
+                self._threads.remove(threading.current_thread())
                 return None
             self._next_lease += 1
+            self._busy += 1
             return self._next_lease - 1
+
+    def _over(self) -> bool:
+        """Whether a thread without an item ends. What lies beyond a failed item will never be asked for."""
+        return self._ended(self._next_lease) or bool(self._failed) or len(self._threads) > self._n_threads
 
     def _work(self) -> None:
         while (number := self._lease()) is not None:
@@ -128,6 +157,7 @@ class ThreadEngine(Generic[T]):
             except BaseException as e:
                 failure = e
             with self._changed:
+                self._busy -= 1
                 if failure is not None:
                     self._failed[number] = failure
                 elif not self._closed:

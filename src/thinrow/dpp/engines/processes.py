@@ -40,6 +40,7 @@ from thinrow.dpp.engines.template import DONE, FAILED, GRANT, HELLO, LEASE, MAX_
 T = TypeVar("T")
 #: Until a killed process is gone.
 _GONE_S = 30.0
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +217,7 @@ class ProcessEngine(LeasedEngine[_Worker, tuple[Segment, int]], Generic[T]):
     def _serve(self) -> None:
         """Start workers that are missing, grant what is waited for, lease to who is idle."""
         self._arena.collect()
+        self._shrink()
         while len(self._workers) < self._n_workers and self._broken is None:
             worker = _Worker(self._job)
             self._workers.append(worker)
@@ -270,8 +272,18 @@ class ProcessEngine(LeasedEngine[_Worker, tuple[Segment, int]], Generic[T]):
                 self._fail(item, error)
         self._changed.notify_all()
 
-    def _lost(self, worker: _Worker, how: str) -> None:
-        """A worker ended, or has to: its item goes to another one, and another one comes."""
+    def _blocked(self, worker: _Worker) -> bool:
+        return worker.wants is not None
+
+    def _cpu_s(self, worker: _Worker) -> float | None:
+        try:
+            with open(f"/proc/{worker.pid}/stat", "rb") as file:
+                fields = file.read().rsplit(b")", 1)[1].split()
+        except OSError:
+            return None
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def _drop(self, worker: _Worker) -> None:
         self._selector.unregister(worker.socket)
         self._workers.remove(worker)
         segment = worker.segment
@@ -279,7 +291,6 @@ class ProcessEngine(LeasedEngine[_Worker, tuple[Segment, int]], Generic[T]):
         if segment is not None:
             self._arena.back(segment)
         self._arena.ended(worker)
-        self._count_lost(worker, how)
 
     def _at_work(self) -> list[_Worker]:
         return [w for w in self._workers if not w.ready or (self._leases.held(w) is not None and not w.wants)]

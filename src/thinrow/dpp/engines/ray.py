@@ -163,6 +163,7 @@ class RayEngine(LeasedEngine[_Actor, list[Any]], Generic[T]):
 
     def _serve(self) -> None:
         """Start actors that are missing, lease to who is idle."""
+        self._shrink()
         while len(self._workers) < self._n_workers and self._broken is None:
             actor = _Actor(self._class.remote())
             self._workers.append(actor)
@@ -197,11 +198,9 @@ class RayEngine(LeasedEngine[_Actor, list[Any]], Generic[T]):
             else:
                 self._done[item] = result
 
-    def _lost(self, actor: _Actor, how: str) -> None:
-        """An actor ended, or has to: its item goes to another one, and another one comes."""
-        self._workers.remove(actor)
-        self._end(actor)
-        self._count_lost(actor, how)
+    def _drop(self, worker: _Actor) -> None:
+        self._workers.remove(worker)
+        self._end(worker)
 
     def _at_work(self) -> list[_Actor]:
         # Where some are open, others may wait for a free CPU as long as it takes.

@@ -1,0 +1,92 @@
+"""``thinrow dpp``: the master of readers, and a look at it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.group()
+def command() -> None:
+    """Share workers among readers of training batches, and watch them."""
+
+
+@command.command()
+@click.option("--workers", type=click.IntRange(1), help="How many there are to share.  [one a core]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8790, show_default=True, help="0 takes a free one.")
+@click.option("--ledger", type=click.Path(path_type=Path, dir_okay=False), help="File that keeps readers' positions.")
+@click.option("--lease-s", type=click.FloatRange(0.1), default=10.0, show_default=True, help="A silent reader's share.")
+def master(workers: int | None, host: str, port: int, ledger: Path | None, lease_s: float) -> None:
+    """Count out one pool of workers to readers that name this address; runs until SIGTERM or Ctrl-C.
+
+    \b
+    Examples:
+      thinrow dpp master --workers 16 --ledger positions.json
+      curl http://127.0.0.1:8790/metrics
+    """
+    import os
+
+    from thinrow.cli.stream import stopped
+    from thinrow.dpp.master import Master, MasterServer
+
+    one = Master(workers or os.cpu_count() or 1, ledger=ledger, lease_s=lease_s)
+    with MasterServer(one, host, port) as server, stopped() as stop:
+        click.echo(f"{one.workers} workers at {server.url}; readers: engine=Shared({server.url!r}, name)")
+        stop.wait()
+
+
+@command.command()
+@click.argument("url", default="http://127.0.0.1:8790")
+@click.option("--every-s", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds between looks.")
+@click.option("--once", is_flag=True, help="Print one table and end.")
+def top(url: str, every_s: float, once: bool) -> None:
+    """Show the readers of the master at URL: rate, stall, waste, workers, bottleneck and why.
+
+    \b
+    Examples:
+      thinrow dpp top
+      thinrow dpp top http://trainer-0:8790 --once
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    if once:
+        console.print(_table(_status(url)))
+        return
+    with Live(_table(_status(url)), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(every_s)
+            live.update(_table(_status(url)), refresh=True)
+
+
+def _status(url: str) -> dict[str, Any]:
+    import urllib.request
+
+    from thinrow.core.errors import InputError
+
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/status", timeout=5) as answer:
+            status: dict[str, Any] = json.load(answer)
+    except (OSError, ValueError) as e:
+        raise InputError(f"no master at {url}: {e}; begin one with `thinrow dpp master`") from None
+    return status
+
+
+def _table(status: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    from thinrow.dpp.master import COLUMNS
+
+    used = sum(m["workers"] for m in status["members"])
+    table = Table(title=f"{len(status['members'])} readers, {used} of {status['workers']} workers")
+    for name, _, _ in COLUMNS:
+        table.add_column(name, overflow="fold")
+    for member in status["members"]:
+        table.add_row(*(shown.format(member[key]) for _, key, shown in COLUMNS))
+    return table
