@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from thinrow.cli.common import store_option
+
 
 @click.group()
 def command() -> None:
@@ -90,3 +92,52 @@ def _table(status: dict[str, Any]) -> Any:
     for member in status["members"]:
         table.add_row(*(shown.format(member[key]) for _, key, shown in COLUMNS))
     return table
+
+
+@command.command()
+@store_option
+@click.option("--table", "table_path", type=click.Path(path_type=Path), required=True, help="Directory of the table.")
+@click.option("--recipe", help="Read what this recipe reads, with its feature plan.  [every column, no plan]")
+@click.option("--columns", help="Columns of histories, separated by commas.")
+@click.option("--max-len", type=click.IntRange(1), help="Newest events of a history.")
+@click.option("--batches", type=click.IntRange(1), default=32, show_default=True, help="To read, after one to warm up.")
+def profile(
+    store_path: Path, table_path: Path, recipe: str | None, columns: str | None, max_len: int | None, batches: int
+) -> None:
+    """Say where bytes, CPU seconds and time go when training batches are made, by column and stage.
+
+    \b
+    Examples:
+      thinrow dpp profile --store S --table T --max-len 1000
+      thinrow dpp profile --store S --table T --recipe mine.py:wide
+    """
+    from thinrow.core.errors import InputError
+    from thinrow.dpp.profile import profile as measure
+    from thinrow.examples.table import ExampleTable
+    from thinrow.history.store import HistoryStore
+    from thinrow.schema import Projection
+
+    options: dict[str, Any] = {}
+    if recipe is not None:
+        from thinrow.recipes.registry import find_recipe
+
+        if columns is not None or max_len is not None:
+            raise InputError("--recipe says which columns and how many events; leave --columns and --max-len out")
+        config = find_recipe(recipe)()
+        options = {"plan": config.ranker.plan, "base_rows": config.base_rows, "block": config.block}
+        options |= {"projection": config.ranker.projection, "budget": config.budget, "rows": config.rows}
+    elif columns is not None:
+        options["projection"] = Projection(columns=tuple(columns.split(",")), max_len=max_len)
+    else:
+        options["max_len"] = max_len
+    with HistoryStore.open(store_path) as store, ExampleTable.open(table_path) as table:
+        found = measure(store, table, batches=batches, **options)
+    click.echo(
+        f"{found.batches} batches of {found.examples} examples with {found.events} events in {found.wall_s:.2f} s, "
+        f"{found.cpu_s:.2f} CPU s: {found.cpu_s_per_million:.3g} CPU s per million events"
+    )
+    whole, size = max(found.wall_s, 1e-9), max(sum(found.column_bytes.values()), 1)
+    for stage, seconds in found.stage_s.items():
+        click.echo(f"stage   {stage:<16}{seconds:>12.3f} s     {seconds / whole:>6.1%}")
+    for name, n in found.column_bytes.items():
+        click.echo(f"column  {name:<16}{n:>12} bytes {n / size:>6.1%}")
