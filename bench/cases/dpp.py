@@ -75,12 +75,7 @@ def run(options: Options) -> Result:
         result.skip(slow, "starting its processes takes longer than all the rest; ask for it with --peers")
         peers = tuple(p for p in peers if p != slow)
     with Work(options.work) as work:
-        data = load("synthetic", work, spec=spec)
-        requests = clustered(data, data.n_users, 25, K)
-        key = {**data.parameters, "requests": sum(len(b) for b in requests), "table": 1}
-        path = work.cached("session", key, lambda p: p.mkdir())
-        if not (path / "done").exists():
-            _write(path, data, requests)
+        path, data, requests = stored(work, spec)
         for tenant, newest in list(_TENANTS.items())[: 1 if quick else 2]:
             with ExitStack() as stack:
                 sources = {"thinrow": _ours(stack, path, newest, "processes")}
@@ -88,6 +83,17 @@ def run(options: Options) -> Result:
                     sources[peer] = _peer(stack, peer, work, path, data, requests, newest)
                 _book(result, tenant, sources, batches, rounds)
     return result
+
+
+def stored(work: Work, spec: HistoriesSpec) -> tuple[Path, Histories, Sequence[Batch]]:
+    """A folder with ``store`` and ``table`` of K requests of every user; the data, and the requests."""
+    data = load("synthetic", work, spec=spec)
+    requests = clustered(data, data.n_users, 25, K)
+    key = {**data.parameters, "requests": sum(len(b) for b in requests), "table": 1}
+    path = work.cached("session", key, lambda p: p.mkdir())
+    if not (path / "done").exists():
+        _write(path, data, requests)
+    return path, data, requests
 
 
 def _book(result: Result, tenant: str, sources: dict[str, Counts], batches: int, rounds: int) -> None:
@@ -179,6 +185,11 @@ def _peer(
     held = newest if name == "own_fat_rows" else None
     key = {**data.parameters, "newest": held, "requests": sum(len(b) for b in requests)}
     return _fat_rows(work.cached("session-fat", key, lambda p: write_fat_rows(p, data, requests, held)), newest)
+
+
+def torch_batches(stack: ExitStack, path: Path) -> Counts:
+    """Whole batches of the long tenant through a ``DataLoader`` with two workers."""
+    return _torch(stack, _Batches(path, None), batch_size=None)
 
 
 def _torch(stack: ExitStack, dataset: Any, **settings: Any) -> Counts:

@@ -25,6 +25,7 @@ from thinrow.testing.world import World, make_world
 from thinrow.training import TrainConfig, Trainer, TrainResult, evaluate, score, train
 from thinrow.training.log import LOG
 from thinrow.training.loop import loss_of
+from thinrow.training.stream import StreamTrainer
 
 both = pytest.mark.parametrize("name", sorted(CONFIGS))
 
@@ -126,6 +127,12 @@ def test_an_event_that_no_example_sees_moves_nothing(world: World, name: str, op
     assert ends[0][0] == ends[1][0]
     for key, values in ends[0][1].items():
         np.testing.assert_array_equal(values, ends[1][1][key])
+
+
+def test_a_budget_is_refused_over_a_log_that_grows() -> None:
+    nothing: Any = None
+    with pytest.raises(InputError, match="needs the sizes of all rows, and a log grows"):
+        StreamTrainer(world_config("dlrm", budget=BatchBudget(limit=90)), nothing, nothing)
 
 
 def test_a_run_with_a_budget_resumes_and_its_configuration_travels(world: World, tmp_path: Path) -> None:
