@@ -140,6 +140,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_repo(tmp_path_factory.mktemp("git") / "history", commits)
 
 
+@pytest.mark.slow
 def test_a_git_history_is_exact_with_late_events(repo: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = CliRunner().invoke(command, ["--git", str(repo), "--out", str(out)], catch_exceptions=False)
