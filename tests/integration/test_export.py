@@ -191,6 +191,45 @@ def test_refused_export_leaves_no_table(store: HistoryStore, tmp_path: Path) -> 
     assert not list((tmp_path / "out").rglob("*.parquet"))
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".a", "a\0b", "a" * 201])
+def test_a_name_that_is_no_folder_of_its_own_is_refused(store: HistoryStore, tmp_path: Path, name: str) -> None:
+    """The folder of a table is emptied before it is made: an empty name took all other tables along."""
+    export = export_events(store, tmp_path / "out", "été 1.b")
+    with pytest.raises(InputError, match="table name"):
+        export_events(store, tmp_path / "out", name)
+    assert by_datafusion(export.metadata, "select count(*) n from events").to_pylist() == [{"n": 400}]
+
+
+def test_a_column_may_have_the_name_of_the_partition(tmp_path: Path) -> None:
+    schema = EventSchema((ColumnSpec(1, "user_id_bucket", Trait.ID, "int64", "item"),))
+    with HistoryStore.create(tmp_path / "store", schema, n_buckets=2) as store:
+        store.append(pa.table({"user_id": [1], "event_ts": [1], "user_id_bucket": [9]}))
+        export = export_events(store, tmp_path / "out")
+    read = by_datafusion(export.metadata, "select user_id_bucket b from events where user_id = 1")
+    assert read.to_pylist() == [{"b": 9}]
+
+
+def test_rebucketing_meanwhile_loses_no_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "store")
+    with HistoryStore.open(tmp_path / "store") as store:
+        export = export_events(store, tmp_path / "out", progress=lambda done, _: done == 1 and store.rebucket(8))
+        assert store.pin().n_buckets == 8
+        assert by_polars(export.metadata, monkeypatch).height == export.rows == 400
+        one = truth(store)[0][0]
+        mine = by_datafusion(export.metadata, f"select count(*) n from events where user_id = {one}")
+        assert mine.to_pylist() == [{"n": sum(r[0] == one for r in truth(store))}]
+
+
+def test_a_column_that_changes_meanwhile_is_named(tmp_path: Path) -> None:
+    fill(tmp_path / "store")
+    with HistoryStore.open(tmp_path / "store") as store:
+        with pytest.raises(SchemaError, match=r"'item'.*begin again"):
+            export_events(
+                store, tmp_path / "out", progress=lambda done, _: done == 1 and store.evolve(rename={"item": "product"})
+            )
+        assert not list((tmp_path / "out").rglob("*.parquet"))
+
+
 _KILLED = """
 import os, signal, sys
 from thinrow.examples.export import export_events

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,8 @@ from thinrow.core.check import path as path_like
 from thinrow.core.errors import CommitConflict, InputError, StoreExists
 from thinrow.examples.datafiles import DataFileWriter, local_path
 from thinrow.examples.iceberg import NAMESPACE, open_catalog
-from thinrow.history.archive.arrow import arrow_schema, users_of_bucket
+from thinrow.history.archive.arrow import arrow_schema, require_same_columns, users_of_bucket
+from thinrow.history.archive.generation import Generation
 from thinrow.history.store import HistoryStore
 from thinrow.schema import Projection
 from thinrow.schema.projection import PROJECTION
@@ -40,6 +42,9 @@ from thinrow.schema.projection import PROJECTION
 SORT_COLUMNS = ("user_id", "event_ts", "arrival")
 ROW_GROUP_ROWS = 1 << 17
 _FIELD_ID = "PARQUET:field_id"
+#: One folder below the namespace's, and no other: it is emptied before a table is made in it.
+_NAME = re.compile(r"\w[\w .-]*")
+_NAME_BYTES = 200
 _PROPERTIES = {
     "write.parquet.compression-codec": "zstd",
     "write.metadata.metrics.default": "none",
@@ -91,12 +96,18 @@ def export_events(
     Raises:
         StoreExists: the catalog has a table of this name.
         CommitConflict: another export to ``path`` is running.
-        InputError, SchemaError: as ``to_arrow``; or a time is beyond what Iceberg's microseconds hold.
+        InputError, SchemaError: as ``to_arrow``; or a time is beyond what Iceberg's microseconds hold, or ``name`` is
+            no name of a folder.
         CorruptionError: the store is damaged. Nothing is left in any of these cases.
     """
-    projection = projection or Projection()
+    if not _NAME.fullmatch(name) or len(name.encode()) > _NAME_BYTES:
+        raise InputError(
+            f"table name {name[:40]!r}; use 1 to {_NAME_BYTES} bytes of letters, digits, '_', '-', '.' and spaces, a "
+            "letter, a digit or '_' first"
+        )
+    projection, began = projection or Projection(), store.pin()
     root = Path(path).absolute()
-    schema = _table_schema(arrow_schema(store.pin(), projection))
+    schema = _table_schema(arrow_schema(began, projection))
     store.to_arrow([], projection, at=at).close()
     root.mkdir(parents=True, exist_ok=True)
     with _only_one(root):
@@ -104,12 +115,12 @@ def export_events(
         catalog.create_namespace_if_not_exists(NAMESPACE)
         if catalog.table_exists((NAMESPACE, name)):
             raise StoreExists(f"table {name!r} is in {root} already; export under another name, or to another place")
-        transaction = _new_table(catalog, name, schema, store.pin().n_buckets)
+        transaction = _new_table(catalog, name, schema, began.n_buckets)
         folder = Path(local_path(transaction.table_metadata.location))
         # There is no table: what lies here was left by an export that was killed.
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            files = _write(store, transaction, projection, at, progress)
+            files = _write(store, began, transaction, projection, at, progress)
             table = transaction.commit_transaction()
         except (CommitFailedException, TableAlreadyExistsError) as e:
             raise CommitConflict(f"another writer made table {name!r} in {root} first; use another name") from e
@@ -122,6 +133,7 @@ def export_events(
 
 def _write(
     store: HistoryStore,
+    began: Generation,
     transaction: CreateTableTransaction,
     projection: Projection,
     at: int | None,
@@ -129,10 +141,13 @@ def _write(
 ) -> list[DataFile]:
     out = DataFileWriter(transaction.table_metadata)
     files: list[DataFile] = []
-    n_buckets = store.pin().n_buckets
+    n_buckets = began.n_buckets
     for bucket in range(n_buckets):
-        users = users_of_bucket(store.pin(), bucket, store.recent.users())
+        # The recent tier first: whom a compaction moves meanwhile the generation has.
+        recent = store.recent.users()
+        users = users_of_bucket(store.pin(), bucket, recent, n_buckets)
         batches = iter(store.to_arrow(users, projection, at=at, batch_rows=ROW_GROUP_ROWS))
+        require_same_columns(began, store.pin(), projection)
         first = next(batches, None)
         if first is not None:
             files.append(out.write_parts(_tables(first, batches), bucket, ROW_GROUP_ROWS))
@@ -181,7 +196,11 @@ def _stored(kind: pa.DataType) -> pa.DataType:
 def _new_table(catalog: SqlCatalog, name: str, schema: pa.Schema, n_buckets: int) -> CreateTableTransaction:
     table = pyarrow_to_schema(_numbered(schema))
     ids = {c: table.find_field(c).field_id for c in SORT_COLUMNS}
-    spec = PartitionSpec(PartitionField(ids["user_id"], 1000, BucketTransform(n_buckets), "user_id_bucket"))
+    # Columns and parts share one space of names.
+    part = "user_id_bucket"
+    while part in schema.names:
+        part += "_"
+    spec = PartitionSpec(PartitionField(ids["user_id"], 1000, BucketTransform(n_buckets), part))
     order = SortOrder(*(SortField(source_id=i, transform=IdentityTransform()) for i in ids.values()), order_id=1)
     return catalog.create_table_transaction(
         (NAMESPACE, name), table, partition_spec=spec, sort_order=order, properties=_PROPERTIES

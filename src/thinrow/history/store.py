@@ -551,13 +551,14 @@ class HistoryStore:
         """``Generation.to_arrow`` over archive and recent tier together: the events that ``read`` would give.
 
         Each group of users is read as it is when its turn comes; whoever needs one moment for all compacts first and
-        reads ``pin().to_arrow()``. Raises as that.
+        reads ``pin().to_arrow()``. Raises as that, and SchemaError where a column that is read is changed meanwhile.
         """
         projection, rows = arrow.asked(projection, batch_rows)
-        request_ts, pinned = arrow.time_of(at, projection), self.pin()
-        groups = arrow.groups_of_users(pinned, users, projection, rows, self.recent.users())
+        request_ts = arrow.time_of(at, projection)
+        recent, pinned = self.recent.users(), self.pin()  # in this order: a compaction may move users meanwhile
+        groups = arrow.groups_of_users(pinned, users, projection, rows, recent)
         return arrow.stream(
-            pinned, projection, groups, lambda some: self.read(some, request_ts, projection).histories, rows
+            pinned, projection, groups, lambda some: self.read(some, request_ts, projection).histories, rows, self.pin
         )
 
     def users(self) -> Users:

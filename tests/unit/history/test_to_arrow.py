@@ -196,3 +196,47 @@ def test_bad_input_is_refused(filled: tuple[HistoryStore, FatRowOracle]) -> None
         store.to_arrow(projection=Projection(horizon_ms=5))
     with pytest.raises(SchemaError, match="colour"):
         store.pin().to_arrow(projection=Projection(columns=("colour",)))
+
+
+def _small(path: Path) -> HistoryStore:
+    columns = (ColumnSpec(1, "item", Trait.ID, "int32", "a"), ColumnSpec(2, "shop", Trait.ID, "int32", "b"))
+    store = HistoryStore.create(path, EventSchema(columns), n_buckets=1)
+    store.append(pa.table({"user_id": [1, 2], "event_ts": [5, 6], "item": [11, 12], "shop": [1, 2]}))
+    return store
+
+
+@pytest.mark.parametrize(
+    "change", [{"rename": {"item": "shop", "shop": "item"}}, {"drop": ["item"]}, {"widen": {"item": "int64"}}]
+)
+def test_a_column_that_changes_under_a_stream_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Names that are swapped would be values of one column under the name of the other."""
+    with _small(tmp_path / "store") as store:
+        store.compact()
+        reader = store.to_arrow(batch_rows=1)
+        assert reader.read_next_batch()["item"].to_pylist() == [11]
+        store.evolve(**change)
+        with pytest.raises(SchemaError, match=r"'item'.*begin again"):
+            reader.read_all()
+
+
+def test_other_columns_may_change_under_a_stream(tmp_path: Path) -> None:
+    with _small(tmp_path / "store") as store:
+        store.compact()
+        reader = store.to_arrow(projection=Projection(columns=("item",)), batch_rows=1)
+        store.evolve(
+            rename={"shop": "store"}, nullable=["item"], add={"more": {"trait": "id", "dtype": "int8", "group": "a"}}
+        )
+        assert reader.read_all()["item"].to_pylist() == [11, 12]
+
+
+def test_users_that_are_archived_as_a_stream_begins_are_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _small(tmp_path / "store") as store:
+        users = store.recent.users
+
+        def compacted_first() -> Any:
+            monkeypatch.undo()
+            store.compact()
+            return users()
+
+        monkeypatch.setattr(store.recent, "users", compacted_first)
+        assert store.to_arrow().read_all()["item"].to_pylist() == [11, 12]

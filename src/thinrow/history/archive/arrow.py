@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from thinrow.core.check import integer
-from thinrow.core.errors import InputError
+from thinrow.core.errors import InputError, SchemaError
 from thinrow.core.units import NEVER
 from thinrow.core.users import Users, as_users, bucket_of, distinct
 from thinrow.history.archive.layout import StoredColumn
@@ -88,11 +88,15 @@ def stream(
     groups: Iterable[Users],
     read: ReadUsers,
     batch_rows: int,
+    newest: Callable[[], Generation] | None = None,
 ) -> pa.RecordBatchReader:
     """A reader over the visible events of all ``groups``, read with ``read`` one group at a time.
 
+    Args:
+        newest: where ``read`` reads from what is newest then.
+
     Raises:
-        SchemaError: the projection names what the schema does not have.
+        SchemaError: the projection names what the schema does not have; or what ``require_same_columns`` refuses.
     """
     schema = arrow_schema(generation, projection)
     specs = projection.resolve(generation.schema)
@@ -100,6 +104,8 @@ def stream(
     def batches() -> Iterator[pa.RecordBatch]:
         for users in groups:
             histories = read(users)
+            if newest is not None:
+                require_same_columns(generation, newest(), projection)
             positions, offsets = histories.positions()
             owner = np.repeat(histories.user_of, np.diff(offsets))
             for first in range(0, len(positions), batch_rows):
@@ -140,12 +146,33 @@ def _codes(column: Column) -> pa.DictionaryArray:
     )
 
 
-def users_of_bucket(generation: Generation, bucket: int, more: Users | None = None) -> Users:
-    """All users of a bucket, ascending; of ``more``, which are sorted, those that belong to it too."""
-    users = generation.only(generation.segments_of(bucket)).users()
+def require_same_columns(began: Generation, now: Generation, projection: Projection) -> None:
+    """Hold a stream that began at one generation to what a later one calls its columns: two names may be swapped.
+
+    Raises:
+        SchemaError: a column that is read was dropped, renamed or widened since.
+    """
+    read = {c.id: c.name for c in projection.resolve(began.schema)}
+    for change in now.schema_log:
+        same = {(c.id, c.name, c.dtype) for c in change.added}
+        other = [c.id for c in change.removed if c.id in read and (c.id, c.name, c.dtype) not in same]
+        if change.schema_id > began.schema.schema_id and other:
+            raise SchemaError(
+                f"column {read[other[0]]!r} was dropped, renamed or widened while the events were read; begin again"
+            )
+
+
+def users_of_bucket(
+    generation: Generation, bucket: int, more: Users | None = None, n_buckets: int | None = None
+) -> Users:
+    """All users of a bucket, ascending; of ``more``, which are sorted, those that belong to it too. ``n_buckets``: that
+    the bucket is one of, where the generation may have been rebucketed to a multiple since."""
+    n_buckets = n_buckets or generation.n_buckets
+    parts = range(bucket, generation.n_buckets, n_buckets)
+    users = generation.only([s for part in parts for s in generation.segments_of(part)]).users()
     if more is None or not len(more):
         return users
-    mine = more[bucket_of(more, generation.n_buckets) == bucket]
+    mine = more[bucket_of(more, n_buckets) == bucket]
     joined: Users = np.unique(np.concatenate([users, mine])) if len(mine) else users
     return joined
 
