@@ -18,7 +18,10 @@ CASES = sorted(p.stem for p in (ROOT / "bench" / "cases").glob("*.py") if p.stem
 
 
 #: Ten seconds each and more, for what peers import or compile.
-_LONG = ("attention", "ceiling", "dpp", "embedding", "features", "freshness", "ingest", "levels", "load", "transport")
+_LONG = {
+    *("attention", "ceiling", "dpp", "embedding", "features", "freshness", "ingest", "levels", "load", "passes"),
+    *("published_rule", "snapshot", "transport", "balance", "resume", "stall"),
+}
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in _LONG else c for c in CASES])
@@ -98,6 +101,7 @@ def test_peer_that_is_not_installed_is_named_and_left_out(tmp_path: Path) -> Non
     assert {k.split(".")[0] for k in printed["ratios"]} == {"vs_raw_copy", "threads_2_over_1"}
 
 
+@pytest.mark.slow
 def test_work_folder_is_used_again(tmp_path: Path) -> None:
     made = []
     for _ in range(2):

@@ -232,7 +232,7 @@ def _rows(source: Any, column: str, rows: npt.NDArray[np.int64]) -> Iterator[npt
         yield source.columns[column][index]
 
 
-@pytest.mark.parametrize("data_of", ["retail", "git"])
+@pytest.mark.parametrize("data_of", ["retail", pytest.param("git", marks=pytest.mark.slow)])
 def test_a_learner_is_made_at_the_cut_and_asked_after_it(data_of: str, repo: Path, tmp_path: Path) -> None:
     config = DemoConfig(out=tmp_path / "out", weeks=10, households=15)
     config = config if data_of == "retail" else replace(config, git=repo)

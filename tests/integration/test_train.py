@@ -52,6 +52,7 @@ def losses(out: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_losses_of_one_that_was_left_alone(world: World, tmp_path: Path) -> None:
     whole = thinrow(*train_command(world, tmp_path / "whole"))
     assert whole.returncode == 0, whole.stderr
