@@ -62,7 +62,9 @@ def test_ranks_and_an_evaluation_get_their_batches_whatever_dies(
             seen.append(digest(batch))
             for r, walk in enumerate(walks):
                 got[r].append(digest(next(walk)))
-                kill_one(ranks[r], rng, killed)
+                # Never three within a window: a batch that ends three workers is an error.
+                if t % 4 == 2 * r:
+                    kill_one(ranks[r], rng, killed)
             if t == half // 2:
                 port = server.port
                 server.close()
