@@ -31,14 +31,14 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.installed-demo: pyproject.toml | $(VENV)/.made
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[demo]'
 	@touch $@
 
 # [dev] holds [demo], so this stamp sets that one too.
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.made
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[dev]'
 	@touch $(VENV)/.installed-demo $@
 
 demo: $(VENV)/.installed-demo

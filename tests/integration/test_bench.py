@@ -20,7 +20,7 @@ CASES = sorted(p.stem for p in (ROOT / "bench" / "cases").glob("*.py") if p.stem
 #: Ten seconds each and more, for what peers import or compile.
 _LONG = {
     *("attention", "ceiling", "dpp", "embedding", "features", "freshness", "ingest", "levels", "load", "passes"),
-    *("published_rule", "snapshot", "transport", "balance", "resume", "stall"),
+    *("published_rule", "snapshot", "transport", "balance", "resume", "stall", "projection", "verify"),
 }
 
 
@@ -84,6 +84,7 @@ def _reconstruct(*options: str, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment})
 
 
+@pytest.mark.slow
 def test_peer_that_is_not_installed_is_named_and_left_out(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\n"
