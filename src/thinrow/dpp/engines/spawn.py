@@ -57,9 +57,15 @@ def fork_worker(control: socket.socket, job: int) -> None:
             _held.pop().close()
         if not _held:
             _held.append(Template())
-        # One that ends right now closes the worker's socket: to the engine, a worker that ended.
-        with suppress(OSError):
+        try:
             _held[0].fork(control, job)
+        except OSError:
+            # It has ended, though the kernel may not say so yet.
+            _held.pop().close()
+            _held.append(Template())
+            # One that ends right now closes the worker's socket: to the engine, a worker that ended.
+            with suppress(OSError):
+                _held[0].fork(control, job)
 
 
 @atexit.register
