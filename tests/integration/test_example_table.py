@@ -58,7 +58,7 @@ def table(tmp_path: Path) -> Iterator[ExampleTable]:
         yield table
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 12), max_size=3), st.sampled_from(["int64", "string"]))
 def test_records_survive_the_table(
     tmp_path_factory: pytest.TempPathFactory, seed: int, sizes: list[int], kind: UserKind

@@ -26,21 +26,9 @@ from thinrow.sources.places import make_decoder
 from thinrow.sources.retry import RetryReport
 from thinrow.testing.examples import event_schema, example_schema, random_impressions
 from thinrow.testing.kafka import KafkaBroker
-from thinrow.testing.registry import SchemaRegistry
+from thinrow.testing.registry import CLICK_RECORD, SchemaRegistry
 
 FIELDS = OutcomeFields(outcome_id="id")
-RECORD = {
-    "type": "record",
-    "name": "Click",
-    "fields": [
-        {"name": "request_id", "type": "long"},
-        {"name": "item", "type": "long"},
-        {"name": "name", "type": "string"},
-        {"name": "ts", "type": "long"},
-        {"name": "value", "type": ["null", "long"], "default": None},
-        {"name": "id", "type": "string"},
-    ],
-}
 
 
 def body(k, **more):
@@ -73,7 +61,7 @@ def test_a_schema_and_an_impression_that_come_later(tmp_path):
         for request, item, ts in rows:
             out = io.BytesIO()
             row = {"request_id": request, "item": item, "name": "click", "ts": ts, "id": f"o-{request}", "value": None}
-            fastavro.schemaless_writer(out, fastavro.parse_schema(RECORD), row)
+            fastavro.schemaless_writer(out, fastavro.parse_schema(CLICK_RECORD), row)
             broker.produce("late", [(None, b"\0" + (1).to_bytes(4, "big") + out.getvalue())])
         options = KafkaOptions(broker.address, "late", partitions=(0,))
         source = KafkaSource("late", options, make_decoder({"format": "avro", "registry": registry.url}))
@@ -85,7 +73,7 @@ def test_a_schema_and_an_impression_that_come_later(tmp_path):
         with pytest.raises(StoreError, match="registry"):
             retry_outcomes(log, tmp_path / "dead", FIELDS)
         registry.fails = 0
-        assert registry.add(json.dumps(RECORD)) == 1
+        assert registry.add(json.dumps(CLICK_RECORD)) == 1
         assert retry_outcomes(log, tmp_path / "dead", FIELDS) == RetryReport(len(rows), 0, 0)
         assert retry_outcomes(log, tmp_path / "dead", FIELDS) == RetryReport(0, 0, 0)
     assert requests_of(log) == sorted(r for r, _, _ in rows)

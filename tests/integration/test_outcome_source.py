@@ -29,6 +29,7 @@ from thinrow.sources.places import make_decoder, open_source
 from thinrow.testing.examples import event_schema, example_schema, random_impressions
 from thinrow.testing.forked import Commands
 from thinrow.testing.kafka import KafkaBroker
+from thinrow.testing.registry import CLICK_RECORD
 
 FIELDS = OutcomeFields(outcome_id="id")
 
@@ -288,27 +289,15 @@ def test_avro_messages(broker, tmp_path):
     fastavro = pytest.importorskip("fastavro")
     import io
 
-    record = {
-        "type": "record",
-        "name": "Click",
-        "fields": [
-            {"name": "request_id", "type": "long"},
-            {"name": "item", "type": "long"},
-            {"name": "name", "type": "string"},
-            {"name": "ts", "type": "long"},
-            {"name": "value", "type": ["null", "long"], "default": None},
-            {"name": "id", "type": "string"},
-        ],
-    }
     broker.create_topic("avro", 2)
     sent = []
     for k in range(50):
         out = io.BytesIO()
-        fastavro.schemaless_writer(out, fastavro.parse_schema(record), json.loads(message(k)[1]))
+        fastavro.schemaless_writer(out, fastavro.parse_schema(CLICK_RECORD), json.loads(message(k)[1]))
         sent.append((None, out.getvalue()))
     broker.produce("avro", [*sent, (None, b"\x01")])
     log = OutcomeLog(tmp_path / "log")
-    decoder = make_decoder({"format": "avro", "schema": json.dumps(record)})
+    decoder = make_decoder({"format": "avro", "schema": json.dumps(CLICK_RECORD)})
     report = take_in(log, source_of(broker, "avro", decoder), tmp_path)
     assert (report.outcomes, report.refused) == (50, 1)
     assert rows_of(log) == expected(50)

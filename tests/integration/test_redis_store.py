@@ -209,7 +209,7 @@ def test_programs(server, tmp_path, seed):
     play(server, seed, redis_program(seed, 30), tmp_path)
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 32), steps=jolted)
 def test_every_request_comes_back(server, seed, steps, tmp_path_factory):
     play(server, seed, steps, tmp_path_factory.mktemp("jolted"))

@@ -12,7 +12,7 @@ from thinrow.core.ragged import offsets_of
 from thinrow.core.units import NEVER
 from thinrow.kernels import kernel, use
 
-FAST = settings(max_examples=150, deadline=None)
+FAST = settings(max_examples=150)
 
 
 def same(name: str, *arguments: Any) -> Any:

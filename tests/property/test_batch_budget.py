@@ -20,7 +20,7 @@ from thinrow.dpp.budget_order import BudgetOrder
 from thinrow.dpp.order import BATCH_STREAM, UNIT_STREAM, SplitManifest, VirtualOrder, permutation
 from thinrow.kernels import kernel, use
 
-MANY = settings(max_examples=80, deadline=None)
+MANY = settings(max_examples=80)
 
 budgets = st.builds(
     BatchBudget,

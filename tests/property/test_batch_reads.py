@@ -100,7 +100,7 @@ def _ways(generation: Any, requests: RequestBatch, projection: Projection) -> tu
     return found, done
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**32 - 1),
     n=st.integers(0, 3_000),

@@ -21,7 +21,7 @@ from thinrow.storage.codecs import NO_CODE, BadBlock, EncodedStream, decode_byte
 from thinrow.storage.codes import BlockRuns, decode_codes
 
 Array = npt.NDArray[Any]
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 DTYPES = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 NO_DICTIONARY = np.empty(0, np.uint64)
 

@@ -104,7 +104,7 @@ def importable():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(budgets, calls, st.integers(0, 99))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_sequence_of_steps_does_what_a_dict_does(backend, budget, calls, seed):
     with use(backend):
         table = DynamicTable(DIM, seed=seed, block_rows=4, budget=budget)
@@ -149,7 +149,7 @@ def test_any_sequence_of_steps_does_what_a_dict_does(backend, budget, calls, see
 
 
 @given(st.lists(st.lists(KEYS, max_size=30), max_size=8), st.sampled_from([1, 4, 64]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_counts_are_never_too_low(calls, n_cells):
     sketches = {backend: Sketch(n_cells) for backend in BACKENDS}
     seen, total = {}, 0

@@ -195,7 +195,7 @@ class Play:
             self.recent.close()
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 1 << 40))
 def test_requests_resolve_as_the_model_says(seed: int) -> None:
     Play(seed, None).run(25)
@@ -207,7 +207,7 @@ def test_the_same_on_lmdb(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 1 << 40))
 def test_many_streams(seed: int) -> None:
     Play(seed, None).run(40)

@@ -29,7 +29,7 @@ def both(name, *arguments):
 
 
 @given(int64s, seeds, divisors)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_integer_kernels(values, seed, divisor):
     both("mix64", values.view(np.uint64))
     hashed = both("hash_ints", values, seed)
@@ -39,7 +39,7 @@ def test_integer_kernels(values, seed, divisor):
 
 
 @given(st.lists(st.binary(max_size=30), max_size=12), seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_byte_hash(values, seed):
     offsets = np.cumsum([0, *(len(v) for v in values)])
     hashed = both("hash_bytes", offsets, np.frombuffer(b"".join(values), np.uint8), seed)
@@ -47,7 +47,7 @@ def test_byte_hash(values, seed):
 
 
 @given(st.lists(st.text(max_size=30), max_size=8), seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_hash_of_words(texts, seed):
     raw = [t.encode() for t in texts]
     arguments = np.cumsum([0, *(len(v) for v in raw)]), np.frombuffer(b"".join(raw), np.uint8), seed
@@ -66,7 +66,7 @@ def test_hash_of_words(texts, seed):
 
 
 @given(hnp.arrays(np.int64, st.tuples(st.integers(1, 4), st.integers(0, 20))), seeds)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_tuple_hash(elements, seed):
     both("hash_tuples", elements, seed)
 
@@ -108,7 +108,7 @@ def crossings(draw):
 
 
 @given(crossings())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_history_cross_counts_the_visible_events(crossing):
     histories, candidates, request_ts = crossing
     outputs = []

@@ -164,7 +164,7 @@ def has(node, kind):
 
 
 @given(st.data(), columns())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_one_pass_equals_each_step_alone(data, column):
     plan = data.draw(plans(column.values.dtype))
     outputs = []
@@ -190,7 +190,7 @@ def test_one_pass_equals_each_step_alone(data, column):
 
 
 @given(st.integers(1, 2**63 - 1) | st.integers(1, 99), hnp.arrays(np.int64, 50))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_remainders_of_unsigned_words(divisor, values):
     column = Column(np.append(values, [-1, 0, divisor - 1, -divisor]))
     out = FeaturePlan({"m": Mod(X, divisor)}).apply({"cand.x": column})["m"].values
@@ -209,7 +209,7 @@ def test_many_boundaries_are_searched(dtype, side):
 
 
 @given(hnp.arrays(np.float64, 200, elements=st.floats(-1, 1e300) | st.floats(-1e-3, 1e-3)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_logarithm_is_right_to_the_last_bit_of_float32(values):
     out = FeaturePlan({"l": Log1p(X)}).apply({"cand.x": Column(values)})["l"].values
     with np.errstate(all="ignore"):

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 PATCHED, LANES, WORDS = 255, 0x80, 3_000
 PACKED, DELTA, DICTIONARY, RUNS, SPARSE, DECIMAL, MARKED = 2, 3, 4, 8, 9, 11, 13
-FORGED = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FORGED = settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from thinrow.core.units import NEVER
 from thinrow.kernels import kernel, use
 
-FAST = settings(max_examples=60, deadline=None)
+FAST = settings(max_examples=60)
 
 
 def same(name: str, *arguments: Any) -> None:

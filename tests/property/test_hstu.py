@@ -29,7 +29,7 @@ def layouts(draw):
 
 
 @given(layouts(), st.integers(1, 3), st.integers(1, 33), st.integers(1, 33), st.integers(0, 99), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_equals_the_reference(layout, heads, d, e, seed, split):
     rng = torch.Generator().manual_seed(seed)
     sizes = ((layout.n_queries, heads, d), (layout.n_keys, heads, d), (layout.n_keys, heads, e))

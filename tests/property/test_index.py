@@ -19,7 +19,7 @@ from thinrow.storage.objects import MemoryObjects
 from thinrow.storage.pages import PagedTable, write_pages
 
 DTYPE = np.dtype([("key", "<i8"), ("value", "<i8"), ("more", "<u4", (12,))])
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Unmapped(MemoryObjects):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from thinrow.dpp.engines.leases import Leases
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     first=st.integers(0, 5),
     n=st.integers(0, 20),

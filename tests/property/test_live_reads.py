@@ -114,7 +114,7 @@ def _same(a: Reconstruction, b: Reconstruction) -> None:
     np.testing.assert_array_equal(a.kept, b.kept)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_live_read_is_a_snapshot_and_its_reconstruction(tmp_path: Path, data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
@@ -183,12 +183,16 @@ def test_what_is_in_order_or_late_is_read_in_one_call(tmp_path: Path, backend: s
                     _same(_long(store, users, times, projection), found)
 
 
+def _fill(store: HistoryStore, rng: np.random.Generator) -> None:
+    """Events of the same users in both tiers."""
+    store.append(_table(rng, 900, 3, np.sort(rng.integers(0, 1_000, 900)), 0))
+    store.compact(full=True)
+    store.append(_table(rng, 90, 3, np.sort(rng.integers(1_000, 2_000, 90)), 900))
+
+
 def test_a_generation_that_the_tier_is_ahead_of_is_pinned_again(tmp_path: Path) -> None:
-    rng = np.random.default_rng(6)
     with thinrow.create(tmp_path, _SCHEMA, 2, sync=False) as store:
-        store.append(_table(rng, 900, 3, np.sort(rng.integers(0, 1_000, 900)), 0))
-        store.compact(full=True)
-        store.append(_table(rng, 90, 3, np.sort(rng.integers(1_000, 2_000, 90)), 900))
+        _fill(store, np.random.default_rng(6))
         old = store.pin()
         projection, users, times = Projection(columns=_FIXED, max_len=500), np.array([4, -3]), np.full(2, 3_000)
         pins = [old, old]
@@ -207,9 +211,7 @@ def test_a_generation_that_the_tier_is_ahead_of_is_pinned_again(tmp_path: Path) 
 def test_damage_of_the_tier_is_named_by_the_long_way(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     with thinrow.create(tmp_path, _SCHEMA, 2, sync=False) as store:
-        store.append(_table(rng, 900, 3, np.sort(rng.integers(0, 1_000, 900)), 0))
-        store.compact(full=True)
-        store.append(_table(rng, 90, 3, np.sort(rng.integers(1_000, 2_000, 90)), 900))
+        _fill(store, rng)
         users, times, projection = np.array([4]), np.array([3_000]), Projection(columns=_FIXED, max_len=50)
         whole = store.recent.held(users)
         assert read_live(store.pin, store.recent, users, times, projection) is not None
@@ -223,11 +225,8 @@ def test_damage_of_the_tier_is_named_by_the_long_way(tmp_path: Path) -> None:
 
 
 def test_an_erasure_sends_only_its_own_users_the_long_way(tmp_path: Path) -> None:
-    rng = np.random.default_rng(8)
     with thinrow.create(tmp_path, _SCHEMA, 2, sync=False) as store:
-        store.append(_table(rng, 900, 3, np.sort(rng.integers(0, 1_000, 900)), 0))
-        store.compact(full=True)
-        store.append(_table(rng, 90, 3, np.sort(rng.integers(1_000, 2_000, 90)), 900))
+        _fill(store, np.random.default_rng(8))
         store.erase(users=[4], grace_s=0)
         projection, times = Projection(columns=_FIXED, max_len=50), np.array([3_000])
         for user, short in ((4, False), (-3, True), (11, True)):

@@ -42,7 +42,6 @@ def cross_entropy(z: float, y: int) -> float:
 
 
 @given(st.lists(st.tuples(logits, labels), min_size=1, max_size=30))
-@settings(deadline=None)
 def test_log_loss(rows):
     z, y = zip(*rows, strict=True)
     expected = math.fsum(cross_entropy(*row) for row in rows) / len(rows)
@@ -53,7 +52,6 @@ def test_log_loss(rows):
 
 
 @given(st.lists(st.tuples(logits, labels), min_size=2, max_size=30), st.floats(0.01, 0.99))
-@settings(deadline=None)
 def test_normalized_entropy(rows, prior):
     z, y = zip(*rows, strict=True)
     mean = math.fsum(cross_entropy(*row) for row in rows) / len(rows)
@@ -68,7 +66,6 @@ def test_normalized_entropy(rows, prior):
 
 
 @given(st.lists(st.tuples(scores, labels), min_size=2, max_size=40))
-@settings(deadline=None)
 def test_auc_is_the_share_of_pairs(rows):
     expected = pairwise(rows)
     assume(expected is not None)
@@ -79,7 +76,6 @@ def test_auc_is_the_share_of_pairs(rows):
 
 
 @given(st.lists(st.tuples(st.sampled_from([2**63 - 1, 2**63 - 2, -(2**63), 0]), labels), min_size=2, max_size=20))
-@settings(deadline=None)
 def test_auc_of_integers_that_no_float_tells_apart(rows):
     expected = pairwise(rows)
     assume(expected is not None)
@@ -87,7 +83,6 @@ def test_auc_of_integers_that_no_float_tells_apart(rows):
 
 
 @given(st.lists(st.tuples(scores, labels, st.integers(-2, 2)), min_size=1, max_size=40))
-@settings(deadline=None)
 def test_gauc_is_the_mean_over_groups(rows):
     groups = {g: [(x, y) for x, y, h in rows if h == g] for _, _, g in rows}
     aucs = {g: pairwise(members) for g, members in groups.items()}
@@ -110,7 +105,7 @@ requests = st.lists(st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 2.5]), labels
 
 
 @given(requests, st.integers(1, 7))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_ranking_metrics_are_means_over_every_order_of_ties(rows, k):
     hits, gains = [], []
     for request in rows:
@@ -134,7 +129,6 @@ batches = st.lists(st.lists(st.tuples(logits, labels), min_size=1, max_size=8), 
 
 
 @given(batches, st.integers(0, 8))
-@settings(deadline=None)
 def test_progressive_entropy_resumes_bit_for_bit(parts, cut):
     through, resumed = ProgressiveNE(), ProgressiveNE()
     for i, part in enumerate(parts):
@@ -155,7 +149,6 @@ def test_progressive_entropy_resumes_bit_for_bit(parts, cut):
 # Three of seven are positive where the value is 0, as in all of the train part: a tie that rounding must not break.
 @example([(0, 0, False), *[(0, y, True) for y in (0, 0, 0, 0, 1, 1, 1)], (1, 1, False), (-1, 1, False)], 5.421875)
 @given(st.lists(st.tuples(st.integers(-3, 3), labels, st.booleans()), min_size=4, max_size=40), st.floats(0.1, 9))
-@settings(deadline=None)
 def test_single_feature_means(rows, smoothing):
     train = [(v, y) for v, y, t in rows if t]
     rest = [(v, y) for v, y, t in rows if not t]

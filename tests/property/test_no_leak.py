@@ -45,7 +45,6 @@ PROJECTIONS = (
 )
 TESTED = settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 

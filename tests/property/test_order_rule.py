@@ -35,7 +35,7 @@ def rows_of(order, refs):
 
 
 @given(orders)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_row_exactly_once_per_epoch(order):
     seen = Counter()
     for t in range(order.n_batches):
@@ -57,7 +57,7 @@ def test_every_row_exactly_once_per_epoch(order):
 
 
 @given(orders, st.integers(1, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_ranks_partition_each_batch(order, n_ranks):
     for t in range(order.n_batches):
         whole = order.batch(t)
@@ -69,7 +69,7 @@ def test_ranks_partition_each_batch(order, n_ranks):
 
 
 @given(orders, st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_step_is_addressed_without_the_steps_before_it(order, start):
     """A fresh order, asked first for some later batch, gives the batch that the walk from the start gives."""
     walk = [order.batch(t) for t in range(order.n_batches)]
@@ -80,7 +80,7 @@ def test_any_step_is_addressed_without_the_steps_before_it(order, start):
 
 
 @given(orders)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_blocks_are_runs_of_base_batches(order):
     """Rows leave a block only whole: the stream is block 0 permuted, block 1 permuted, and so on."""
     stream = np.concatenate([order.batch(t).v for t in range(order.n_batches)] or [np.empty(0, np.int64)])

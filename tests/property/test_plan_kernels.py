@@ -16,7 +16,7 @@ from thinrow.core.users import bucket_of, distinct
 from thinrow.kernels import kernel
 from thinrow.schema import VERSION_DTYPE
 
-FAST = settings(max_examples=60, deadline=None)
+FAST = settings(max_examples=60)
 Array = Any
 
 

@@ -124,7 +124,7 @@ def listed(schema, rows):
 
 
 @given(written())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_value_comes_back(case):
     schema, rows, bounds = case
     keys, values = encoded(schema, rows, bounds)
@@ -136,7 +136,7 @@ def test_every_value_comes_back(case):
 
 
 @given(written(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_cut_block_holds_the_rows_above(case, data):
     schema, rows, _ = case
     n = len(rows.event_ts)
@@ -153,7 +153,7 @@ def test_a_cut_block_holds_the_rows_above(case, data):
 
 
 @given(written(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_flipped_bit_names_file_and_user(case, data):
     schema, rows, bounds = case
     keys, values = encoded(schema, rows, bounds)
@@ -168,7 +168,7 @@ def test_a_flipped_bit_names_file_and_user(case, data):
 
 
 @given(written(), written())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_blocks_of_several_schemas_are_read_together(first, second):
     """Columns are matched by id; a column that the older schema lacks is null; arrival order is kept."""
     old, old_rows, _ = first
@@ -211,7 +211,7 @@ def test_blocks_of_several_schemas_are_read_together(first, second):
 
 
 @given(written(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_blocks_opened_in_one_call_are_those_decoded_one_by_one(case, data):
     schema, rows, bounds = case
     keys, values = encoded(schema, rows, bounds)
@@ -338,7 +338,7 @@ def calls(draw):
 
 
 @given(calls())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_rows_are_numbered_and_cut_as_the_reference_does(call):
     found = number_rows(*call)
     with use("reference"):
@@ -363,7 +363,7 @@ def test_rows_are_numbered_and_cut_as_the_reference_does(call):
 @given(
     st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 2), st.integers(-1, 2**63 - 1))), st.booleans()
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_users_are_grouped_as_the_reference_does(rows, with_ids):
     users, times = np.array(rows, np.int64).reshape(-1, 2).T
     ids = times if with_ids else NO_ROWS

@@ -195,7 +195,7 @@ def play(script: list[tuple[Any, ...]], kind: str, stripe_rows: int, monkeypatch
     return world
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=_QUIET)
+@settings(max_examples=60, suppress_health_check=_QUIET)
 @given(script=scripts(), kind=st.sampled_from(["int64", "string"]), stripe_rows=st.sampled_from([1, 3, 512]))
 def test_reconstruction_equals_fat_row(
     script: list[tuple[Any, ...]], kind: str, stripe_rows: int, monkeypatch: pytest.MonkeyPatch
@@ -204,7 +204,7 @@ def test_reconstruction_equals_fat_row(
         check(play(script, kind, stripe_rows, patch))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=_QUIET)
+@settings(max_examples=15, suppress_health_check=_QUIET)
 @given(script=scripts())
 def test_reference_kernels_agree(script: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     with use("reference"), monkeypatch.context() as patch:
@@ -212,7 +212,7 @@ def test_reference_kernels_agree(script: list[tuple[Any, ...]], monkeypatch: pyt
 
 
 @pytest.mark.slow
-@settings(max_examples=3000, deadline=None, suppress_health_check=_QUIET)
+@settings(max_examples=3000, suppress_health_check=_QUIET)
 @given(script=scripts(), kind=st.sampled_from(["int64", "string"]), stripe_rows=st.sampled_from([1, 2, 3, 8, 512]))
 def test_reconstruction_equals_fat_row_long(
     script: list[tuple[Any, ...]], kind: str, stripe_rows: int, monkeypatch: pytest.MonkeyPatch

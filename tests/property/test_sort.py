@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from thinrow.kernels import kernel
@@ -20,7 +20,6 @@ def twin(name: str, *arguments: Any) -> Any:
         return kernel(name)(*arguments)
 
 
-@settings(deadline=None)
 @given(KEYS, st.integers(0, 200))
 def test_groups_and_places(keys: list[int], cut: int) -> None:
     parts = [np.array(keys[:cut], np.int64), np.array(keys[cut:], np.int64)]
@@ -48,7 +47,6 @@ def test_more_keys_than_the_first_table_holds(apart: int) -> None:
     assert np.array_equal(counts, np.full(5_000, 2))
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 6), max_size=5), max_size=5), st.booleans())
 def test_rows_are_numbered(values: list[list[int]], ordered: bool) -> None:
     lists = [sorted(v) if ordered else v for v in values]
@@ -67,7 +65,6 @@ def test_scatter_keeps_bits(dtype: str) -> None:
     assert out.tolist() == values[[1, 2, 3, 0]].tolist()
 
 
-@settings(deadline=None)
 @given(KEYS, st.lists(st.integers(0, 3), max_size=200))
 def test_order_and_places_of_known_keys(keys: list[int], codes: list[int]) -> None:
     known = np.unique(np.array([0, *keys], np.int64))

@@ -52,7 +52,7 @@ def same(a, b):
 
 
 @given(key_lists, key_lists, st.sampled_from([2, 8, 64]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_index_kernels(first, second, n_slots):
     slots, keys = np.full((n_slots, 2), -1, np.int64), np.zeros(n_slots // 2, np.int64)
     rows, n_rows, seen = np.full(len(first), -1, np.int64), 0, list(dict.fromkeys(first))
@@ -72,7 +72,7 @@ def test_index_kernels(first, second, n_slots):
 
 
 @given(st.data(), dtypes, st.integers(1, 9), block_counts)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_row_kernels(data, dtype, width, block_rows):
     n_rows = data.draw(st.integers(0, 12))
     draw_rows = hnp.arrays(np.int64, st.integers(0, 20), elements=st.integers(-2, n_rows + 1))
@@ -92,7 +92,7 @@ def test_row_kernels(data, dtype, width, block_rows):
 
 
 @given(st.data(), dtypes, st.integers(1, 9), st.sampled_from([1, 5, 3000, 5_000_000]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_sums_by_row(data, dtype, width, n_rows):
     rows = data.draw(hnp.arrays(np.int64, st.integers(0, 30), elements=st.integers(0, n_rows - 1)))
     gradient = data.draw(hnp.arrays(dtype, (len(rows), width), elements=st.floats(-(2.0**100), 2.0**100, width=32)))
@@ -115,7 +115,7 @@ def test_sums_by_row(data, dtype, width, n_rows):
 
 
 @given(st.data(), dtypes, st.integers(1, 9), block_counts)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_update_kernels(data, dtype, width, block_rows):
     n_rows = data.draw(st.integers(1, 10))
     finite = st.floats(-1e3, 1e3, width=32)
@@ -176,7 +176,7 @@ operations = st.one_of(
 @given(
     st.lists(operations, min_size=4, max_size=12), st.integers(1, 4), st.integers(0, 2**63 - 1), dtypes, block_counts
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_sequence_of_calls_does_what_a_dict_does(backend, calls, dim, seed, dtype, block_rows):
     with use(backend), patch.object(index, "_MIN_SLOTS", 2):
         table = DynamicTable(dim, seed=seed, init_scale=0.25, block_rows=block_rows, dtype=dtype)

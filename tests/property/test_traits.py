@@ -156,7 +156,7 @@ def play(chosen: list[tuple[ColumnSpec, str]], seed: int, steps: list[str], most
 _STEPS = st.lists(st.sampled_from(["append", "request", "compact", "full"]), max_size=4)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=_QUIET)
+@settings(max_examples=20, suppress_health_check=_QUIET)
 @given(columns(), st.integers(0, 2**32), _STEPS, st.sampled_from([12, 700]), st.sampled_from([3, 512]))
 def test_every_trait_comes_back_through_the_store(chosen: Any, seed: int, steps: Any, most: int, rows: int) -> None:
     world = play(chosen, seed, steps, most, rows)
@@ -164,7 +164,7 @@ def test_every_trait_comes_back_through_the_store(chosen: Any, seed: int, steps:
     world.check_readers()
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=_QUIET)
+@settings(max_examples=8, suppress_health_check=_QUIET)
 @given(columns(), st.integers(0, 2**32))
 def test_reference_kernels_agree(chosen: Any, seed: int) -> None:
     with use("reference"):
@@ -174,7 +174,7 @@ def test_reference_kernels_agree(chosen: Any, seed: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=1_500, deadline=None, suppress_health_check=_QUIET)
+@settings(max_examples=1_500, suppress_health_check=_QUIET)
 @given(columns(), st.integers(0, 2**32), _STEPS, st.sampled_from([12, 700]), st.sampled_from([1, 3, 16, 512]))
 def test_every_trait_comes_back_through_the_store_long(
     chosen: Any, seed: int, steps: Any, most: int, rows: int

@@ -462,7 +462,7 @@ def program(seed: int, n: int) -> list[Step]:
 steps = st.lists(st.tuples(st.sampled_from(WEIGHTED), st.integers(0, 1 << 32)), min_size=5, max_size=30)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 32), steps=steps)
 def test_every_request_comes_back(seed: int, steps: list[Step], tmp_path_factory: pytest.TempPathFactory) -> None:
     run(seed, steps, tmp_path_factory.mktemp("whole") / "store")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from thinrow.kernels import kernel
@@ -21,13 +21,11 @@ def both(name: str, *arguments: object) -> None:
         assert np.array_equal(a, b)
 
 
-@settings(deadline=None)
 @given(WORDS, st.integers(1, 255))
 def test_frequent_words(words: list[int], least: int) -> None:
     both("count_words", np.array(words * 3, np.uint64), least)
 
 
-@settings(deadline=None)
 @given(WORDS, st.lists(st.integers(0, 300), max_size=5))
 def test_words_of_stripes(words: list[int], cuts: list[int]) -> None:
     offsets = np.array(sorted({0, len(words), *(min(c, len(words)) for c in cuts)}), np.int64)

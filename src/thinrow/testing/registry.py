@@ -12,7 +12,21 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
+
+#: Avro: an outcome as its fields are named by default, with an id.
+CLICK_RECORD: Final[dict[str, Any]] = {
+    "type": "record",
+    "name": "Click",
+    "fields": [
+        {"name": "request_id", "type": "long"},
+        {"name": "item", "type": "long"},
+        {"name": "name", "type": "string"},
+        {"name": "ts", "type": "long"},
+        {"name": "value", "type": ["null", "long"], "default": None},
+        {"name": "id", "type": "string"},
+    ],
+}
 
 
 class SchemaRegistry:

@@ -95,7 +95,7 @@ texts = st.text(max_size=8).filter(lambda n: n != "__metadata__") | st.sampled_f
 
 
 @given(st.dictionaries(texts, st.builds(lambda a, change: change(a), values, layouts), max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_bit_and_every_name(tensors: Arrays) -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = load(save(folder, 0, tensors=tensors, meta={})).tensors

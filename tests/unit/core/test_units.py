@@ -67,7 +67,7 @@ def test_mix64_makes_splitmix64s_published_sequence() -> None:
 
 @pytest.mark.parametrize("backend", ["numba", "reference"])
 @given(words=st.lists(st.integers(0, MASK64), min_size=1, max_size=50))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_mix64_is_the_mix_of_the_kernels(backend: str, words: list[int]) -> None:
     with use(backend):
         mixed = kernel("mix64")(np.array(words, np.uint64))

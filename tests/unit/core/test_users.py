@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType, StringType
@@ -120,7 +120,6 @@ def test_plain_shows_python_values() -> None:
 
 
 @given(st.one_of(st.lists(INTS), st.lists(TEXTS)))
-@settings(deadline=None)
 def test_distinct_ids_ascend_and_rows_lead_back(values: list[Any]) -> None:
     users = as_users(values)
     found, row_of = distinct(users)
@@ -131,7 +130,6 @@ def test_distinct_ids_ascend_and_rows_lead_back(values: list[Any]) -> None:
 
 @given(st.lists(TEXTS))
 @example(["\uffff", "\U00010000"])
-@settings(deadline=None)
 def test_strings_sort_as_their_utf8_bytes(values: list[str]) -> None:
     encoded = [text.encode() for text in distinct(as_users(values, "string"))[0]]
     assert encoded == sorted(encoded)
@@ -145,7 +143,6 @@ def test_bucket_hash_is_the_one_of_the_iceberg_specification() -> None:
 
 
 @given(st.lists(INTS, min_size=1), st.integers(1, 1 << 20))
-@settings(deadline=None)
 def test_bucket_of_integers_is_pyicebergs(values: list[int], n_buckets: int) -> None:
     iceberg: Any = BucketTransform(n_buckets).transform(LongType())
     buckets = bucket_of(as_users(values), n_buckets)
@@ -155,7 +152,6 @@ def test_bucket_of_integers_is_pyicebergs(values: list[int], n_buckets: int) -> 
 
 @given(st.lists(TEXTS, min_size=1), st.integers(1, 1 << 20))
 @example(["é", "日本", "\U0001f600", "a\0", "\0\0\0\0", "abcd", "abcde", "x" * 255], WHOLE_HASH)
-@settings(deadline=None)
 def test_bucket_of_strings_is_pyicebergs(values: list[str], n_buckets: int) -> None:
     iceberg: Any = BucketTransform(n_buckets).transform(StringType())
     assert bucket_of(as_users(values), n_buckets).tolist() == [iceberg(v) for v in values]

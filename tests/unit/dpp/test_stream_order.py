@@ -25,7 +25,7 @@ class _Source:
         return min(stop_row, self.n)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     n=st.integers(0, 90),
     base_rows=st.integers(1, 9),

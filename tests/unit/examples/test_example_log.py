@@ -42,7 +42,7 @@ def _outcome(ts: int) -> Outcomes:
     return Outcomes.of("click", [ts], [1], [ts])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 5), max_size=4), st.sampled_from(["int64", "string"]))
 def test_what_was_appended_is_read_back(seed: int, sizes: list[int], kind: UserKind) -> None:
     rng, es = np.random.default_rng(seed), event_schema(kind)

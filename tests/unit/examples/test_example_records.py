@@ -31,7 +31,7 @@ from thinrow.testing.examples import (
 XS = example_schema()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(0, 12), st.sampled_from(["int64", "string"]))
 def test_arrow_and_back(seed: int, n: int, kind: UserKind) -> None:
     rng, es = np.random.default_rng(seed), event_schema(kind)
@@ -43,7 +43,7 @@ def test_arrow_and_back(seed: int, n: int, kind: UserKind) -> None:
     assert same_records(outcomes, Outcomes.from_arrow(outcomes.to_arrow()))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 5), min_size=1, max_size=4), st.sampled_from(["int64", "string"]))
 def test_take_and_concat_are_those_of_the_rows(seed: int, sizes: list[int], kind: UserKind) -> None:
     rng, es = np.random.default_rng(seed), event_schema(kind)

@@ -191,7 +191,7 @@ def test_keys_and_rows_of_a_file_that_is_rewritten_meanwhile_are_whole(
     assert len(log.read(1)) == 40
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_the_newest_file_is_found_without_a_list(data: st.DataObject) -> None:
     objects = MemoryObjects()

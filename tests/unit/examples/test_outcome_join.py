@@ -60,7 +60,7 @@ def _oracle(
     return closed, {slot: value for slot, (_, value) in best.items()}, counts, stay
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32), st.integers(0, 8), st.integers(0, 30), st.integers(0, 300), st.booleans())
 def test_join_is_the_loop(seed: int, n: int, m: int, now: int, repeat: bool) -> None:
     rng = np.random.default_rng(seed)
@@ -90,7 +90,7 @@ def test_join_is_the_loop(seed: int, n: int, m: int, now: int, repeat: bool) -> 
     assert shuffled.counts == joined.counts
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 350), min_size=1, max_size=6))
 def test_joining_in_steps_writes_what_one_join_writes(seed: int, times: list[int]) -> None:
     rng = np.random.default_rng(seed)

@@ -88,7 +88,7 @@ def test_every_dtype_in_every_layout_comes_back(dtype: DType, nulls: bool) -> No
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_values_come_back(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(DTYPES))
     rows = data.draw(st.lists(st.none() | values_of(dtype), max_size=8))
@@ -223,7 +223,7 @@ def test_null_column_is_all_null(dtype: DType, n: int) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_concat_has_the_rows_of_its_parts_one_after_another(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(DTYPES))
     rows = data.draw(st.lists(st.lists(st.none() | values_of(dtype), max_size=5), min_size=1, max_size=4))

@@ -62,7 +62,7 @@ def check_invariants(column: Column, n: int, size: int) -> None:
 
 
 @given(shaped(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_rows_come_back_however_they_are_laid_out_and_taken(case: Any, data: st.DataObject) -> None:
     dtype, size, rows = case
     n, array = len(rows), arrow_of(*case)
@@ -138,7 +138,7 @@ def shared(dtype: str, size: int, rows: list[list[Any] | None]) -> tuple[SharedH
 
 
 @given(shaped().filter(lambda case: len(case[2]) > 0), st.integers(0, 99))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_shared_histories_copy_select_and_concat_them(case: Any, seed: int) -> None:
     histories, rows = shared(*case)
     index, offsets = histories.positions()

@@ -79,7 +79,7 @@ def test_every_dtype_comes_back_from_arrow(dtype: DType) -> None:
 
 @pytest.mark.parametrize("make", [pa.list_, pa.large_list, pa.list_view, pa.large_list_view])
 @given(rows=ROWS, data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_sliced_and_chunked_lists_come_back(make: Any, rows: list[list[int]], data: st.DataObject) -> None:
     array = pa.array(rows, make(pa.int64()))
     first = data.draw(st.integers(0, len(rows)))

@@ -94,13 +94,11 @@ def _none() -> SharedHistories:
 
 @given(shared_histories())
 @example(_none())
-@settings(deadline=None)
 def test_each_example_reads_what_it_saw(histories: SharedHistories) -> None:
     check(histories, seen(histories))
 
 
 @given(shared_histories(), st.data())
-@settings(deadline=None)
 def test_select_gives_the_examples_asked_for_and_only_their_users(
     histories: SharedHistories, data: st.DataObject
 ) -> None:
@@ -116,7 +114,7 @@ def test_select_gives_the_examples_asked_for_and_only_their_users(
 
 
 @given(st.lists(shared_histories(), min_size=1, max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_concat_gives_the_examples_of_all_parts_in_order(parts: list[SharedHistories]) -> None:
     both = SharedHistories.concat(parts)
     expected = [s for p in parts for s in seen(p)]
@@ -127,7 +125,7 @@ def test_concat_gives_the_examples_of_all_parts_in_order(parts: list[SharedHisto
 
 
 @given(st.lists(shared_histories(), min_size=2, max_size=3), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_select_after_concat(parts: list[SharedHistories], data: st.DataObject) -> None:
     both = SharedHistories.concat(parts)
     wanted = data.draw(st.lists(st.integers(0, len(both) - 1), max_size=6)) if len(both) else []

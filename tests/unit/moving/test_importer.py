@@ -58,7 +58,6 @@ def imported(table: pa.Table, folder: Path, options: ImportOptions | None = None
 # Each try makes a store and a table: a failing one is told by its seed, shrinking it would take minutes.
 @settings(
     max_examples=12,
-    deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -107,7 +107,7 @@ def test_no_other_schema_is_made_up() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_log_gives_back_every_schema(data: st.DataObject) -> None:
     schema, log, seen = SCHEMA, [], [SCHEMA]
     names = (f"n{i}" for i in range(1000))

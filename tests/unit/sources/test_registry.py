@@ -201,7 +201,7 @@ def avro_bytes():
         return values, decoder
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_change_of_bytes_is_decoded_or_refused(avro_bytes, tmp_path_factory, data):
     values, avro = avro_bytes

@@ -10,7 +10,7 @@ OBJECTS = np.random.default_rng(3).integers(0, 256, (4, 2300)).astype(np.uint8)
 RANGE = st.tuples(st.integers(0, 3), st.integers(0, 2000), st.integers(0, 300))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(RANGE, max_size=40), st.integers(0, 300), st.integers(1, 400))
 def test_requests_bring_every_byte_and_are_as_few_and_short_as_promised(ranges, gap, most) -> None:
     which, offsets, lengths = np.array(ranges, np.int64).reshape(-1, 3).T
