@@ -151,6 +151,9 @@ class Loader:
         """Batches as workers made them."""
         maker = BatchMaker(self._worker, self._order, self.rank, self.n_ranks)
         window = max(self.spec.workers + 1, -(-self.spec.window // self.spec.block))
+        if not self._choice.in_process:
+            # What bounds their memory is the engine's; so many make up for a worker that died.
+            window = max(window, 4 * self.spec.workers)
         make = maker.make_here if self._choice.in_process else maker.make
         engine = self._choice.start(
             make, first=self._t + 1, stop=self.n_batches, workers=self.spec.workers, window=window

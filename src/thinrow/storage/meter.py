@@ -47,12 +47,13 @@ class Meter:
     def counts(self) -> dict[str, int]:
         """The counts by name."""
         with self._lock:
-            return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "_lock"}
+            return {name: getattr(self, name) for name in _COUNTS}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Meter, tuple(self.counts().values())
 
 
+_COUNTS = tuple(f.name for f in fields(Meter) if f.name != "_lock")
 _meter: ContextVar[Meter | None] = ContextVar("thinrow_meter", default=None)
 
 

@@ -93,11 +93,16 @@ class Arena:
         self.peak = max(self.peak, self.used + self.kept)
         return segment
 
+    @property
+    def lends(self) -> bool:
+        """Whether the reader keeps so little that what it takes next is not copied."""
+        return self.kept <= self._limit and self._kept_segments < MAX_KEPT
+
     def lend(self, segment: Segment, n: int) -> memoryview:
         """The first n bytes of a segment that was written; it is free again when the last view of them is gone."""
-        if self.kept > self._limit or self._kept_segments >= MAX_KEPT:
+        if not self.lends:
             self.collect()
-        if self.kept > self._limit or self._kept_segments >= MAX_KEPT:
+        if not self.lends:
             own = np.frombuffer(segment.pages, np.uint8, n).copy()
             self.copied += n
             self.back(segment)

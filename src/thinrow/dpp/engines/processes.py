@@ -14,6 +14,7 @@ write is used again only when it is gone.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import select
@@ -74,10 +75,13 @@ class _Wake:
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # ``os.eventfd_write`` lets go of the interpreter's lock: the thread that it wakes takes it, and the reader
+        # waits for it, a millisecond and more a batch.
+        self._write = ctypes.PyDLL(None).eventfd_write
+        self._write.argtypes = (ctypes.c_int, ctypes.c_uint64)
 
     def __call__(self) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_write(self.fd, 1)
+        self._write(self.fd, 1)
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -151,6 +155,8 @@ class ProcessEngine(LeasedEngine[_Worker, tuple[Segment, int]], Generic[T]):
         )
         self._job = _shared(produce)
         self._event = _Wake()
+        #: The head's bytes, where they were lent before it was taken, and what they are.
+        self._ahead: tuple[memoryview, T | None] | None = None
         self._arena = Arena(settings.buffer_bytes, self._retired, self._event)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._event.fd, selectors.EVENT_READ)
@@ -180,11 +186,22 @@ class ProcessEngine(LeasedEngine[_Worker, tuple[Segment, int]], Generic[T]):
         kept."""
         with self._changed:
             segment, n = self._take()
-            data = self._arena.lend(segment, n)
+            data, ahead = self._ahead or (self._arena.lend(segment, n), None)
+            self._ahead = None
             del segment
         self._wake()
-        item: T = unpack(data)
+        item: T = unpack(data) if ahead is None else ahead
         return item
+
+    def _unpack(self) -> None:
+        """Unpack what the reader takes next, while it is at what it has."""
+        head = self._done.get(self._leases.head)
+        if self._ahead is None and head is not None and self._arena.lends:
+            data = self._arena.lend(*head)
+            self._ahead = data, None
+            # What cannot be unpacked is raised where it is taken.
+            with suppress(Exception):
+                self._ahead = data, unpack(data)
 
     def _manage(self) -> None:
         try:
@@ -193,6 +210,7 @@ class ProcessEngine(LeasedEngine[_Worker, tuple[Segment, int]], Generic[T]):
                     if self._closed:
                         break
                     self._serve()
+                    self._unpack()
                     timeout = self._expire(self._at_work())
                 for key, _ in self._selector.select(timeout):
                     with self._changed:
@@ -210,6 +228,7 @@ class ProcessEngine(LeasedEngine[_Worker, tuple[Segment, int]], Generic[T]):
                     worker.end()
                 self._workers.clear()
                 self._done.clear()
+                self._ahead = None
                 self._arena.close()
                 self._selector.close()
                 os.close(self._job)
