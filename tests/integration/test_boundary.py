@@ -104,7 +104,7 @@ def over_http(store: HistoryStore, users: list[int], times: list[int], folder: P
     try:
         while not server.started:
             time.sleep(0.01)
-        connection = http.client.HTTPConnection(*server.servers[0].sockets[0].getsockname()[:2], timeout=30)
+        connection = http.client.HTTPConnection(*server.servers[0].sockets[0].getsockname()[:2], timeout=300)
         connection.request("POST", "/v1/snapshots", json.dumps({"users": users, "request_ts": times}))
         answer = json.loads(connection.getresponse().read())
         connection.close()

@@ -63,7 +63,7 @@ def items(store):
     return sorted(read.to_jagged("item").values.tolist())
 
 
-def until(holds, seconds=40):
+def until(holds, seconds=120):
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it did not come about"

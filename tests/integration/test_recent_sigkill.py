@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,10 +88,18 @@ def work(path, start, acknowledged):
         apply_to_model(model, op)
 
 
-def killed_after(seconds, path, start, acknowledged):
-    """Run ``work`` for about ``seconds``, kill it, and return how many operations were acknowledged in all."""
+def killed_after(operations, seconds, path, start, acknowledged):
+    """Run ``work`` until so many ``operations`` are acknowledged and about ``seconds`` more, and kill it.
+
+    Returns how many operations were acknowledged in all.
+    """
     process = subprocess.Popen([sys.executable, __file__, path, str(start), acknowledged], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"ready\n"
+    end = time.monotonic() + 120
+    while Path(acknowledged).read_bytes().count(b"\n") < start + operations:
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.001)
     time.sleep(seconds)
     process.send_signal(signal.SIGKILL)
     process.stdout.close()
@@ -107,7 +116,7 @@ def kill_and_check(tmp_path, rounds, seed):
     open(acknowledged, "w").close()
     done = in_flight = 0
     for _ in range(rounds):
-        done = killed_after(rng.uniform(0.0, 0.15), path, done, acknowledged)
+        done = killed_after(rng.randrange(0, 13), rng.uniform(0.0, 0.05), path, done, acknowledged)
         model = replay(done)
         op = operation(done, model)
         with LmdbRecent(path, SCHEMA) as tier:

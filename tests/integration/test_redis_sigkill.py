@@ -92,6 +92,10 @@ def check(url, tmp_path):
     return calls
 
 
+def acknowledged(tmp_path):
+    return sum((tmp_path / f"{writer}.log").read_bytes().count(b"\n") for writer in range(WRITERS))
+
+
 def kill_and_check(tmp_path, rounds, seed):
     rng = random.Random(seed)
     for writer in range(WRITERS):
@@ -117,7 +121,10 @@ def kill_and_check(tmp_path, rounds, seed):
                     running[writer] = spawn(url, tmp_path, writer)
                     if rng.random() < 0.5:
                         assert running[writer].stdout.readline() == b"ready\n"
-            time.sleep(0.5)
+            end = time.monotonic() + 120
+            while acknowledged(tmp_path) <= rounds and time.monotonic() < end:
+                assert [process.poll() for process in running] == [None] * WRITERS, "a writer gave up"
+                time.sleep(0.05)
         finally:
             for process in running:
                 process.kill()

@@ -95,27 +95,28 @@ def made(folder: Path) -> EventSchema:
 
 def test_drains_before_it_ends(tmp_path: Path) -> None:
     made(tmp_path)
-    process, port = start(tmp_path, "--drain-s", "3")
+    process, port = start(tmp_path, "--drain-s", "600")
     assert process.stdout is not None
 
     def status(how: str, path: str, body: str | None = None) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         connection.request(how, path, body)
         answer = connection.getresponse()
         answer.read()
         connection.close()
         return answer.status
 
-    # Kernels are loaded here, not while it drains.
     assert status("POST", "/v1/snapshots", '{"users": [1]}') == 200
     assert status("GET", "/readyz") == 200
     process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + 2.5
+    deadline = time.monotonic() + 120
     while status("GET", "/readyz") == 200 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert status("GET", "/readyz") == 503
     assert status("POST", "/v1/snapshots", '{"users": [1]}') == 200
-    assert process.wait(60) == 0
+    # Who asks twice does not want to wait.
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 0
     process.stdout.close()
 
 
@@ -124,19 +125,19 @@ def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, rounds: int) ->
     schema = made(tmp_path)
     load = Load()
     for number in range(rounds + 1):
-        process, port = start(tmp_path)
+        process, port = start(tmp_path, "--drain-s", "0.3")
         stop = threading.Event()
         clients = [threading.Thread(target=load.run, args=(port, stop)) for _ in range(3)]
         for c in clients:
             c.start()
-        before, deadline = len(load.acknowledged), time.monotonic() + 60
+        before, deadline = len(load.acknowledged), time.monotonic() + 120
         while len(load.acknowledged) < before + 30 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(random.Random(number).random())
-        # The last one is asked to end, and answers everybody before it does.
+        # The last one is asked to end, and answers everybody before it does, a while later.
         process.send_signal(signal.SIGTERM if number == rounds else signal.SIGKILL)
         if number == rounds:
-            assert process.wait(60) == 0
+            assert process.wait(120) == 0
         stop.set()
         for c in clients:
             c.join()

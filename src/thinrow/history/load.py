@@ -142,7 +142,8 @@ class _Load:
         self._lock = threading.Lock()
         self._numbers: dict[int, tuple[Users, Ints, Ints]] = {}
         self._done: dict[int, BucketDone] = {}
-        self._schema = archive.pin().schema
+        pinned = archive.pin()
+        self._schema, self._schema_log = pinned.schema, pinned.schema_log
 
     def run(self) -> CompactReport:
         done = self._folder.get("done")
@@ -201,6 +202,7 @@ class _Load:
             found = read_runs(
                 self._source,
                 self._schema,
+                self._schema_log,
                 n_buckets,
                 after=after,
                 run_bytes=self._options.memory_bytes // _RUN_SHARE,

@@ -66,7 +66,7 @@ from thinrow.history.tiers import forget_tier, new_tier, open_tier
 from thinrow.history.usage import UsageRecorder
 from thinrow.history.verify import verify_recent
 from thinrow.schema import EventSchema, Projection
-from thinrow.schema.evolution import Evolution
+from thinrow.schema.evolution import Evolution, fitting
 from thinrow.storage.cache import DEFAULT_CACHE_BYTES
 from thinrow.storage.garbage import Garbage
 from thinrow.storage.manifest import ManifestLog
@@ -232,13 +232,8 @@ class HistoryStore:
             InputError and its kinds: see ``check_table``.
         """
         generation = self.pin()
-        schema = generation.schema
-        for change in reversed(generation.schema_log if isinstance(table, pa.Table) else ()):
-            if all(c.name in table.column_names for c in schema.columns):
-                return check_table(table, schema)
-            schema = generation.schema_at(change.schema_id - 1)
-        fits = isinstance(table, pa.Table) and all(c.name in table.column_names for c in schema.columns)
-        return check_table(table, schema if fits else generation.schema)
+        names = table.column_names if isinstance(table, pa.Table) else ()
+        return check_table(table, fitting(generation.schema, generation.schema_log, names))
 
     @must.checked(add=must.mapping, drop=must.names, rename=must.mapping, widen=must.mapping, nullable=must.names)
     def evolve(
@@ -311,7 +306,8 @@ class HistoryStore:
 
         The input may be larger than memory and in any order. Appends through this object wait from the first number
         until the commit. Other processes must not append to its users meanwhile: a request that sees such an event
-        before the load is committed fails its verification later.
+        before the load is committed fails its verification later. Input that lacks columns of the schema but has all of
+        an earlier one is taken as ``check`` does: null in columns that were added later.
 
         Args:
             source: a table, a ``pa.RecordBatchReader`` or other iterable of record batches, or Parquet and Arrow

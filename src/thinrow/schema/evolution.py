@@ -12,7 +12,7 @@ by one gives every earlier schema (``schema_at``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -187,6 +187,17 @@ def schema_at(schema: EventSchema, log: Sequence[SchemaChange], schema_id: int) 
         known = f"{log[0].schema_id - 1} to {log[-1].schema_id}" if log else f"only {schema.schema_id}"
         raise SchemaError(f"no schema {schema_id} in this store; it had {known}")
     return schema
+
+
+def fitting(schema: EventSchema, log: Sequence[SchemaChange], names: Collection[str]) -> EventSchema:
+    """The newest of a store's schemas all of whose columns are among ``names``, today's ``schema`` where none is: who
+    does not know a new column, or the new name of one, may go on. ``log`` as for ``schema_at``."""
+    found = schema
+    for change in reversed(log):
+        if all(c.name in names for c in found.columns):
+            return found
+        found = schema_at(found, log, change.schema_id - 1)
+    return found if all(c.name in names for c in found.columns) else schema
 
 
 def _to_dicts(columns: tuple[ColumnSpec, ...]) -> list[dict[str, Any]]:

@@ -163,6 +163,9 @@ class FileSource:
             return None
         first = position(held).get("rows", 0)
         after = {"rows": first + table.num_rows, "of": of, "size": size}
+        if after["rows"] >= of:
+            self._tables = None
+            self._todo.pop(0)
         return self._batch(partition, held, after, table, first)
 
     def _unreadable(self, partition: str, path: Path, held: str | None, size: int, why: str) -> Batch | None:
@@ -206,6 +209,8 @@ class FileSource:
         decoded = reader.decode(data, at, self._wanted)
         text = json.dumps({"bytes": at + len(data), "size": max(size, at + len(data))}, sort_keys=True)
         self._stored[partition] = text
+        if at + len(data) >= size:
+            self._todo.pop(0)
 
         def origin(row: int) -> Origin:
             return Origin(partition, json.dumps({"bytes": at, "line": row}), reader.payload(data, row))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from thinrow.core.errors import CommitConflict, SchemaError
@@ -116,6 +117,37 @@ def test_who_does_not_know_the_new_columns_may_go_on_appending(store: HistorySto
         price = rows_of(0, 6)["price"].to_pylist()
         assert seen(built, "cost") == [[[price[0], price[3]], [price[1], price[4]]]]
         store.compact()
+
+
+@pytest.mark.parametrize("kind", ["table", "stream", "file"])
+def test_a_bulk_load_takes_what_an_append_takes(store: HistoryStore, tmp_path: Path, kind: str) -> None:
+    """Of three batches two know neither the new name nor the new columns; a list, a vector and a text among these."""
+    added: dict[str, Any] = {
+        "seen": {"trait": "id_list", "dtype": "int64", "group": "main", "nullable": True},
+        "taste": {"trait": "vector", "dtype": "float32", "size": 2, "group": "main", "nullable": True},
+    }
+    store.evolve(rename={"price": "cost"}, add={**CITY, **added}, widen={"count": "int32"})
+    known = rows_of(3, 3, price="cost").append_column("city", pa.array(["a", "b", "c"]))
+    known = known.append_column("seen", pa.array([[1], [], [2, 3]], pa.list_(pa.int64())))
+    known = known.append_column("taste", pa.array([[0.5, 1], None, [2, 3]], pa.list_(pa.float32(), 2)))
+    tables = [rows_of(0, 3), known, rows_of(6, 3)]
+    with HistoryStore.create(tmp_path / "other", SCHEMA, 2, sync=False) as other:
+        other.evolve(rename={"price": "cost"}, add={**CITY, **added}, widen={"count": "int32"})
+        for i, table in enumerate(tables):
+            other.append(table)
+            path = tmp_path / f"{i}.parquet"
+            pq.write_table(table, path)
+            given: Any = {"table": table, "stream": table.to_batches(), "file": path}[kind]
+            store.bulk_load(given)
+        whole = [n.name for n in store.schema.columns] + ["arrival", "event_ts"]
+        for users in ([0], [1], [2]):
+            assert seen(store.read(users, 100), *whole) == seen(other.read(users, 100), *whole)
+    assert seen(store.read([0], 100), "city") == [[[None, "a", None]]]
+    if kind == "file":
+        # Files of several schemas are one load.
+        assert store.bulk_load([tmp_path / f"{i}.parquet" for i in range(3)]).events == 9
+    with pytest.raises(SchemaError, match="input has no column 'cost'"):
+        store.bulk_load(rows_of(6, 3).drop_columns(["price"]))
 
 
 def test_a_tier_that_is_behind_says_so_and_one_on_its_own_catches_up(store: HistoryStore) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -25,10 +25,12 @@ from thinrow.core.users import Users, as_users, bucket_of
 from thinrow.history.bulk import source as bulk_source
 from thinrow.history.bulk.source import Chunk, Source
 from thinrow.history.intake import CheckedEvents, check_rows
+from thinrow.history.recast import recast
 from thinrow.jagged import Column
 from thinrow.jagged.column import concat_columns
 from thinrow.kernels import kernel
 from thinrow.schema import EventSchema
+from thinrow.schema.evolution import SchemaChange, fitting
 from thinrow.storage.objects import LocalObjects, Writer
 
 Ints = npt.NDArray[np.int64]
@@ -98,6 +100,7 @@ def users_array(column: pa.Array) -> Users:
 def read_runs(
     source: Source,
     schema: EventSchema,
+    log: Sequence[SchemaChange],
     n_buckets: int,
     *,
     after: int,
@@ -107,8 +110,9 @@ def read_runs(
 ) -> Iterator[Run]:
     """Check the input after its first ``after`` rows and cut it into runs of about ``run_bytes``.
 
-    The last run stays in memory where it is the only one; every other goes through ``spill``. ``progress`` gets rows
-    and bytes of each chunk.
+    What has all columns of an earlier schema only, by the ``log`` of changes, is taken under that one. The last run
+    stays in memory where it is the only one; every other goes through ``spill``. ``progress`` gets rows and bytes of
+    each chunk.
 
     Raises:
         InputError and its kinds: a bad row, named with its file.
@@ -116,7 +120,7 @@ def read_runs(
     held: list[tuple[CheckedEvents, Ints | None]] = []
     n_bytes, read, first = 0, after, True
     for chunk in source.chunks(after, input_columns(schema), bulk_source.CHUNK_ROWS):
-        rows = _checked(chunk, schema)
+        rows = _checked(chunk, schema, log)
         if n_bytes and n_bytes + chunk.table.nbytes > run_bytes:
             yield spill(_sorted_run(held, schema, n_buckets, read))
             held, n_bytes, first = [], 0, False
@@ -177,13 +181,18 @@ class _Raw(io.RawIOBase):
         return len(view)
 
 
-def _checked(chunk: Chunk, schema: EventSchema) -> tuple[CheckedEvents, Ints | None]:
+def _checked(chunk: Chunk, schema: EventSchema, log: Sequence[SchemaChange]) -> tuple[CheckedEvents, Ints | None]:
+    known = fitting(schema, log, chunk.table.column_names)
     try:
-        return check_rows(chunk.table, schema)
+        events, arrived = check_rows(chunk.table, known)
     except InputError as e:
         # The check counts rows of the chunk; the reader of the message has the file.
         text = re.sub(r"\brow (\d+)", lambda m: f"row {int(m[1]) + chunk.first_row}", str(e))
         raise type(e)(f"{chunk.name}: {text}" if chunk.name else text) from e
+    if known.schema_id != schema.schema_id:
+        columns = recast(events.columns, known, schema.columns, len(events))
+        events = replace(events, columns=columns, schema=schema)
+    return events, arrived
 
 
 def _sorted_run(

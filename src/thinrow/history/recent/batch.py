@@ -137,7 +137,7 @@ class BatchCheck:
         checked = self._check_columns(columns, n)
         if times is None or not sound:
             times = _check_times(event_ts, n)
-        if event_ids is not None:
+        if event_ids is not None and id_keys_of is None:
             _check_ids("event_id", event_ids, self.schema, n)
         if supersedes is not None:
             _check_ids("supersedes", supersedes, self.schema, n)

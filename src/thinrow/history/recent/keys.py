@@ -103,8 +103,11 @@ def group_by_number(users: Users, event_ts: Ints, event_ids: Ints) -> tuple[Grou
         users, event_ids = users[order], event_ids[order] if n_ids else event_ids
         n_users, sound = runs(users, event_ts[order], event_ids, starts, keys, keys[8 * n :])
     offsets = starts[: n_users + 1]
-    distinct = users if n_users == n else users[offsets[:-1]]
     listed: list[bytes] = np.ndarray((n_ids,), _V16, keys, 8 * n).tolist() if n_ids else []
+    if n_users == 1:
+        # What most small calls are.
+        return Grouped(users[:1], [keys[:8].tobytes()], order, offsets), sound, listed
+    distinct = users if n_users == n else users[offsets[:-1]]
     return Grouped(distinct, np.ndarray((n_users,), _V8, keys).tolist(), order, offsets), sound, listed
 
 

@@ -25,17 +25,24 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import lmdb
 import numpy as np
 
-from thinrow.core.errors import CorruptionError, NewerFormatError, SchemaError, StoreError, UserKindError
+from thinrow.core.errors import (
+    CorruptionError,
+    NewerFormatError,
+    SchemaError,
+    StoreError,
+    ThinrowError,
+    UserKindError,
+)
 from thinrow.core.units import EPOCH_BITS
 from thinrow.history.recent.blocks import BlockTier
 from thinrow.history.recent.evolution import check_evolution
+from thinrow.history.recent.gate import Gate
 from thinrow.history.recent.keys import AFTER_ALL, is_sealed, seal, unpack_pairs
 from thinrow.history.recent.rows import FORMAT
 from thinrow.history.recent.transactions import Pairs, Writing
@@ -103,7 +110,7 @@ class LmdbRecent(BlockTier):
         self._path = Path(path)
         self._translated = _Translated(str(path))
         self._pid = os.getpid()
-        self._gate = _Gate()
+        self._gate = Gate()
         self._writer = threading.RLock()
         self._schemas: dict[int, EventSchema] = {}
         self._env: Any = None
@@ -235,17 +242,20 @@ class LmdbRecent(BlockTier):
         return txn, self._move
 
     def _write(self, work: Callable[[Writing], T]) -> T:
-        with self._translated, self._writer:
-            while True:
-                try:
-                    with self._live().begin(write=True) as txn:
-                        if txn.get(_MOVED, db=self._dbs["meta"]) is None:
-                            return work(_Transaction(txn, self._dbs))
-                    self._move()
-                except lmdb.MapFullError:
-                    self._resize(2 * self._live().info()["map_size"])
-                except lmdb.MapResizedError:
-                    self._resize(0)
+        try:
+            with self._writer:
+                while True:
+                    try:
+                        with self._live().begin(None, None, True) as txn:
+                            if txn.get(_MOVED, None, self._dbs["meta"]) is None:
+                                return work(_Transaction(txn, self._dbs))
+                        self._move()
+                    except lmdb.MapFullError:
+                        self._resize(2 * self._live().info()["map_size"])
+                    except lmdb.MapResizedError:
+                        self._resize(0)
+        except lmdb.Error as e:
+            raise self._translated.of(e) from e
 
     def _resize(self, size: int) -> None:
         """Set the map's size (0: what another process made it) while no transaction of this process is alive."""
@@ -496,9 +506,9 @@ class _Transaction:
         self.put_pairs("events", items)
 
     def put_pairs(self, name: str, items: Iterable[tuple[bytes, bytes]]) -> None:
-        listed = list(items)
+        listed = items if isinstance(items, list) else list(items)
         if len(listed) == 1:
-            self.txn.put(*listed[0], db=self._dbs[name])
+            self.txn.put(*listed[0], True, True, False, self._dbs[name])
         else:
             self.txn.cursor(self._dbs[name]).putmulti(listed)
 
@@ -531,10 +541,14 @@ class _Translated:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, _DAMAGE):
-            raise CorruptionError(f"LMDB: {error}", file=self._path) from error
         if isinstance(error, lmdb.Error):
-            raise StoreError(f"LMDB failed on {self._path}: {error}; check free disk space and permissions") from error
+            raise self.of(error) from error
+
+    def of(self, error: lmdb.Error) -> ThinrowError:
+        """The error to raise."""
+        if isinstance(error, _DAMAGE):
+            return CorruptionError(f"LMDB: {error}", file=self._path)
+        return StoreError(f"LMDB failed on {self._path}: {error}; check free disk space and permissions")
 
 
 def _file_name(number: int) -> str:
@@ -544,52 +558,6 @@ def _file_name(number: int) -> str:
 
 def _is_of(event_key: bytes, user_key: bytes) -> bool:
     return event_key.startswith(user_key)
-
-
-class _Gate:
-    """Many at a time, or one alone: LMDB's map may only be resized while no transaction of the process is alive."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._inside = 0
-        self._alone = False
-
-    def enter(self) -> None:
-        """Wait until nobody is alone, and be counted."""
-        with self._condition:
-            while self._alone:
-                self._condition.wait()
-            self._inside += 1
-
-    def leave(self) -> None:
-        """Be counted no longer."""
-        with self._condition:
-            self._inside -= 1
-            if self._alone:
-                self._condition.notify_all()
-
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Be inside with others."""
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Be inside alone."""
-        with self._condition:
-            self._condition.wait_for(lambda: not self._alone)
-            self._alone = True
-            self._condition.wait_for(lambda: self._inside == 0)
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._alone = False
-                self._condition.notify_all()
 
 
 def _sync_names(path: Path) -> None:

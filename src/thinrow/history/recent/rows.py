@@ -49,8 +49,8 @@ HEADER_DTYPE = np.dtype(
         ("first_arrival", "<i8"),
     ]
 )
-_HEADER = HEADER_DTYPE.itemsize
-_SEAL = 4
+_HEADER, _SEAL = HEADER_DTYPE.itemsize, 4
+_U8 = np.dtype(np.uint8)
 CORRECTIONS = 1
 #: Bytes of strings in one append call (Arrow's 32-bit offsets).
 _MAX_HEAP_BYTES = 2**31 - 1
@@ -89,6 +89,7 @@ class Rows:
 class _Layout:
     """Attributes:
     dtype: of one row.
+    size: its bytes.
     nullable: what the null bits stand for, in order: field names.
     heaped: what has bytes in the heap, in order: field names.
     format: that blocks of such rows carry.
@@ -97,6 +98,7 @@ class _Layout:
     """
 
     dtype: np.dtype[np.void]
+    size: int
     nullable: tuple[str, ...]
     heaped: tuple[str, ...]
     format: int
@@ -158,7 +160,8 @@ def _new_layout(schema: EventSchema, flags: int) -> _Layout:
     form = FORMAT if shaped else _FORMAT_OF_SINGLE_VALUES
     head = int.from_bytes(np.array((form, flags, 0, schema.schema_id, 0, 0, 0), HEADER_DTYPE).tobytes()[:8], "little")
     columns = tuple((_field(c), c.name) for c in schema.columns)
-    return _Layout(np.dtype(fields), tuple(nullable), tuple(heaped), form, head, columns)
+    row = np.dtype(fields)
+    return _Layout(row, row.itemsize, tuple(nullable), tuple(heaped), form, head, columns)
 
 
 @dataclass(slots=True)
@@ -185,31 +188,35 @@ class Encoded:
 def encode_rows(schema: EventSchema, rows: Rows) -> Encoded:
     """Rows of ``schema`` as they lie in blocks."""
     n, flags = len(rows.event_ts), 0 if rows.target_ts is None else CORRECTIONS
-    layout, columns = layout_of(schema, flags), rows.columns
-    fields = [(field, columns[name]) for field, name in layout.fields]
-    if schema.event_id_dtype is not None:
-        fields.append(("event_id", rows.event_ids or null_column(schema.event_id_dtype, n)))
-    size = layout.dtype.itemsize
-    raw = np.empty(n * size, np.uint8)
+    layout, columns, ids = layout_of(schema, flags), rows.columns, rows.event_ids
+    size = layout.size
+    # No bit of nulls is set in most calls.
+    raw = np.zeros(n * size, np.uint8) if layout.nullable else np.empty(n * size, np.uint8)
     table: npt.NDArray[np.void] = np.ndarray((n,), layout.dtype, raw)
     table["event_ts"] = rows.event_ts
     if rows.target_ts is not None:
         table["target_ts"], table["target_arrival"] = rows.target_ts, rows.target_arrival
+    if not layout.nullable and not layout.heaped:
+        for field, name in layout.fields:
+            table[field] = columns[name].values
+        return Encoded(n, raw, size, _NO_BYTES, NO_ROWS, layout.head)
+    of_field = {field: columns[name] for field, name in layout.fields}
+    if schema.event_id_dtype is not None:
+        of_field["event_id"] = null_column(schema.event_id_dtype, n) if ids is None else ids
     nulls = {}
-    for name, column in fields:
+    for name, column in of_field.items():
         values, valid = column.values, column.valid
         if valid is not None:
             nulls[name] = valid
-        if column.dictionary is None and column.offsets is None:
-            if valid is not None:
+            if column.dictionary is None and column.offsets is None:
                 values = np.where(valid.reshape(-1, *(1,) * (values.ndim - 1)), values, values.dtype.type(0))
+        if column.dictionary is None and column.offsets is None:
             table[name] = values
-    if layout.nullable:
-        table["nulls"] = _pack_nulls([nulls.get(name) for name in layout.nullable], n) if nulls else 0
+    if nulls and layout.nullable:
+        table["nulls"] = _pack_nulls([nulls.get(name) for name in layout.nullable], n)
     if not layout.heaped:
         return Encoded(n, raw, size, _NO_BYTES, NO_ROWS, layout.head)
-    of_name = dict(fields)
-    heap, lengths = _pack_heap([of_name[name.partition(".")[0]] for name in layout.heaped], layout.heaped, n)
+    heap, lengths = _pack_heap([of_field[name.partition(".")[0]] for name in layout.heaped], layout.heaped, n)
     for j, name in enumerate(layout.heaped):
         table[name] = lengths[:, j]
     return Encoded(n, raw, size, np.frombuffer(heap, np.uint8).copy(), offsets_of(lengths.sum(axis=1)), layout.head)
@@ -250,7 +257,7 @@ def number_rows(
         CorruptionError: a pair is not what was written.
     """
     n, n_users, size = encoded.n, len(keys), PAIR_DTYPE.itemsize
-    if UNKNOWN in held.values():
+    if held and UNKNOWN in held.values():
         refuse_wrong(1, n_users, file, _COUNTERS)
     known = joined_pairs([held.get(key, UNKNOWN) for key in keys], file, _COUNTERS) + b"".join(keys)
     longest, name_off = 8, NO_ROWS
@@ -262,7 +269,7 @@ def number_rows(
     sealed_bytes = most * (longest + 8 + _HEADER + _SEAL) + len(encoded.table) + len(encoded.heap)
     numbers, out = np.empty(n + 2 * most + 1, np.int64), np.empty(n_pairs * size + sealed_bytes, np.uint8)
     n_blocks, wrong, over = kernel("number_rows")(
-        np.frombuffer(known, np.uint8), name_off, floors, offsets, id_rows, encoded.table, encoded.row_bytes,
+        np.ndarray((len(known),), _U8, known), name_off, floors, offsets, id_rows, encoded.table, encoded.row_bytes,
         encoded.heap, encoded.heap_off, encoded.head, numbers, out,
     )  # fmt: skip
     refuse_wrong(wrong, n_users, file, _COUNTERS)
@@ -271,7 +278,7 @@ def number_rows(
     at = numbers[n : n + 2 * n_blocks + 1].tolist()
     data = out[: at[-1]].tobytes()
     blocks = [(data[at[i] : at[i + 1]], data[at[i + 1] : at[i + 2]]) for i in range(0, 2 * n_blocks, 2)]
-    return Numbered(numbers[:n], listed_pairs(out, n_pairs), blocks, -1)
+    return Numbered(numbers[:n], [data[:size]] if n_pairs == 1 else listed_pairs(out, n_pairs), blocks, -1)
 
 
 def _pack_nulls(valids: list[npt.NDArray[np.bool_] | None], n: int) -> npt.NDArray[np.uint8] | int:
