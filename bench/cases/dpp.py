@@ -11,7 +11,7 @@ decoding), runs on over epochs, and may read ahead as it does by default.
 - ``torch_rows``: the same with a map-style dataset, as such datasets are written: an example, with its history, by its
   number; 1,024 shuffled ones are collated into flat tensors and offsets.
 - ``ray_data``: ``ray.data.range(...).map_batches(...)`` with two actors that rebuild by the same code and return rows
-  of lists, the form that Ray Data has; ``iter_batches``.
+  of lists, the form that Ray Data has; ``iter_batches``. It runs after the others, each round from its first batch.
 - ``sorted_fat_rows``: a copy of the history in each row, Parquet, plain, zstd-3, by user and time, read by PyArrow with
   two threads in file order. There is one table for both tenants, as there is one archive: its rows are as long as the
   longer tenant needs, and the newest 256 of a row are copied out.
@@ -22,7 +22,9 @@ Events that two examples of a user share count for both, also where a contestant
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import statistics
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -44,7 +46,6 @@ from thinrow.core.ragged import offsets_of
 from thinrow.dpp import Batch as Examples
 from thinrow.dpp import SessionSpec, loader
 from thinrow.dpp.merge import BatchMaker
-from thinrow.dpp.order import VirtualOrder
 from thinrow.dpp.worker import TableSource, Worker
 from thinrow.examples.records import ExampleBatch, Impressions
 from thinrow.examples.table import ExampleTable
@@ -55,7 +56,6 @@ from thinrow.jagged import Column, Jagged
 from thinrow.schema import ExampleSchema, Projection
 
 _ROWS, _WORKERS, _CANDIDATES = 1_024, 2, 3
-_EPOCHS = 40
 _TENANTS = {"long": None, "short": 256}
 _PEERS = ("threads", "torch_dataloader", "torch_rows", "ray_data", "sorted_fat_rows", "own_fat_rows")
 _EXAMPLES = ExampleSchema.of(candidates={"item": "int64"}, item="item", outcomes={"click": 86_400_000})
@@ -79,9 +79,14 @@ def run(options: Options) -> Result:
         for tenant, newest in list(_TENANTS.items())[: 1 if quick else 2]:
             with ExitStack() as stack:
                 sources = {"thinrow": _ours(stack, path, newest, "processes")}
-                for peer in peers if newest else [p for p in peers if p != "own_fat_rows"]:
-                    sources[peer] = _peer(stack, peer, work, path, data, requests, newest)
-                _book(result, tenant, sources, batches, rounds)
+                for peer in peers:
+                    if peer != "ray_data" and (newest or peer != "own_fat_rows"):
+                        sources[peer] = _peer(stack, peer, work, path, data, requests, newest)
+                ours = _book(result, tenant, sources, batches, rounds)
+            if "ray_data" in peers:
+                rate, events_a_row = _ray_rates(path, newest, batches, rounds)
+                result.figures[tenant]["ray_data"] = _figures(rate, events_a_row)
+                result.ratios[f"vs_ray_data.{tenant}"] = ours / rate["median"]
     return result
 
 
@@ -96,8 +101,8 @@ def stored(work: Work, spec: HistoriesSpec) -> tuple[Path, Histories, Sequence[B
     return path, data, requests
 
 
-def _book(result: Result, tenant: str, sources: dict[str, Counts], batches: int, rounds: int) -> None:
-    """Rows and events a second of each contestant, and the ratios."""
+def _book(result: Result, tenant: str, sources: dict[str, Counts], batches: int, rounds: int) -> float:
+    """Rows and events a second of each contestant, and the ratios; returns our rows a second."""
     rows: dict[str, list[int]] = {name: [0, 0] for name in sources}
 
     def take(name: str) -> int:
@@ -111,11 +116,14 @@ def _book(result: Result, tenant: str, sources: dict[str, Counts], batches: int,
 
     seen = rates({name: (lambda name=name: take(name)) for name in sources}, rounds)  # type: ignore[misc]
     for name, rate in seen.items():
-        events_a_row = rows[name][1] / rows[name][0]
-        figures = {m: round(v, 1) for m, v in rate.items()} | {"events": round(rate["median"] * events_a_row)}
-        result.figures.setdefault(tenant, {})[name] = figures
+        result.figures.setdefault(tenant, {})[name] = _figures(rate, rows[name][1] / rows[name][0])
         if name != "thinrow":
             result.ratios[f"vs_{name}.{tenant}"] = seen["thinrow"]["median"] / rate["median"]
+    return seen["thinrow"]["median"]
+
+
+def _figures(rate: Mapping[str, float], events_a_row: float) -> dict[str, float]:
+    return {m: round(v, 1) for m, v in rate.items()} | {"events": round(rate["median"] * events_a_row)}
 
 
 def _write(path: Path, data: Histories, batches: Sequence[Batch]) -> None:
@@ -180,8 +188,6 @@ def _peer(
         return _torch(stack, _Batches(path, newest), batch_size=None)
     if name == "torch_rows":
         return _torch(stack, _Rows(path, newest), batch_size=_ROWS, shuffle=True, collate_fn=_collated)
-    if name == "ray_data":
-        return _ray(stack, path, newest)
     held = newest if name == "own_fat_rows" else None
     key = {**data.parameters, "newest": held, "requests": sum(len(b) for b in requests)}
     return _fat_rows(work.cached("session-fat", key, lambda p: write_fat_rows(p, data, requests, held)), newest)
@@ -268,30 +274,31 @@ def _collated(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
-def _ray(stack: ExitStack, path: Path, newest: int | None) -> Counts:
+def _ray_rates(path: Path, newest: int | None, batches: int, rounds: int) -> tuple[dict[str, float], float]:
+    """Rows a second, and events a row. Each round is a run of its own, timed from its first batch to its last: a run
+    that went on would take the others' processors, and actors start anew with each."""
     import ray
 
-    if not ray.is_initialized():
-        ray.init(num_cpus=_WORKERS + 1, include_dashboard=False, log_to_driver=False)
-        stack.callback(ray.shutdown)
+    ray.init(num_cpus=_WORKERS + 1, include_dashboard=False, log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    order = _Session(path, newest).order
-    assert isinstance(order, VirtualOrder)
-    n = order.manifest.n_bases * _EPOCHS
-
-    def counts() -> Counts:
-        while True:
-            # Many epochs in one run, since actors start anew with each.
-            bases = ray.data.range(n, override_num_blocks=n)
-            rebuilt = bases.map_batches(
-                _RayRows, fn_constructor_args=(path, newest), batch_size=1, concurrency=_WORKERS
-            )
-            tables: Iterable[Any] = rebuilt.iter_batches(batch_size=_ROWS, batch_format="pyarrow")
-            for batch in tables:
-                lists = batch["event_ts"].combine_chunks()
-                yield len(batch), len(lists.flatten())
-
-    return counts()
+    order, seen, rows, events = _Session(path, newest).order, [], 0, 0
+    n_bases = (batches + 1) * _ROWS // order.manifest.base_rows
+    actors: Any = ray.data.ActorPoolStrategy(size=_WORKERS)
+    try:
+        for _ in range(rounds):
+            bases = ray.data.range(n_bases, override_num_blocks=n_bases)
+            rebuilt = bases.map_batches(_RayRows, fn_constructor_args=(path, newest), batch_size=1, compute=actors)
+            found: Iterable[Any] = rebuilt.iter_batches(batch_size=_ROWS, batch_format="pyarrow")
+            walk = iter(found)
+            next(walk)
+            since, before = time.perf_counter(), rows
+            for batch in walk:
+                rows += len(batch)
+                events += len(batch["event_ts"].combine_chunks().flatten())
+            seen.append((rows - before) / (time.perf_counter() - since))
+    finally:
+        ray.shutdown()
+    return {"median": statistics.median(seen), "min": min(seen), "max": max(seen)}, events / rows
 
 
 class _RayRows:

@@ -6,7 +6,7 @@ history again; in order of request time it finds none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,12 +56,12 @@ class SortedFatRows(Peer):
         }  # fmt: skip
 
     def read(self, batch: Batch, newest: int | None, out: Out) -> int:
-        """Read the row groups of the batch, then copy the newest n of every row."""
+        """Read the columns of ``out`` of the row groups of the batch, then copy the newest n of every row."""
         total = 0
         for group in self._groups[self._place[id(batch)]]:
-            table = self.file.read_row_group(group, columns=list(self.data.columns), use_threads=False)
+            table = self.file.read_row_group(group, columns=list(out), use_threads=False)
             done = total
-            for name in self.data.columns:
+            for name in out:
                 lists = table[name].chunk(0)
                 offsets = lists.offsets.to_numpy().astype(np.int64)
                 length = np.diff(offsets) if newest is None else np.minimum(np.diff(offsets), newest)
@@ -69,6 +69,15 @@ class SortedFatRows(Peer):
                 copy_values(lists.values.to_numpy(), offsets[1:] - length, length, out[name], done + at - length)
                 total = done + int(at[-1])
         return total
+
+    def bytes_read(self, batch: Batch, columns: Collection[str]) -> int:
+        """Bytes of the file that ``read`` of these columns takes."""
+        chunks = [
+            group.column(i)
+            for group in map(self.file.metadata.row_group, self._groups[self._place[id(batch)]])
+            for i in range(group.num_columns)
+        ]
+        return sum(c.total_compressed_size for c in chunks if c.path_in_schema.split(".")[0] in columns)
 
 
 class UnsortedFatRows(SortedFatRows):

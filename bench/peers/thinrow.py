@@ -77,7 +77,7 @@ class Thinrow(Peer):
         one dictionary a batch."""
         codes = self.coded()
         out = {n: v.view(np.int32) if n in codes else v for n, v in out.items()}
-        return self._copy(self._shared_codes(batch, newest), out)
+        return self.copy(self._shared_codes(batch, newest), out)
 
     def check_codes(self, batch: Batch, newest: int | None) -> bool:
         """Whether the codes stand for the values."""
@@ -94,19 +94,20 @@ class Thinrow(Peer):
 
     def read(self, batch: Batch, newest: int | None, out: Out) -> int:
         """Copies of every example's events."""
-        return self._copy(self.shared(batch, newest), out)
+        return self.copy(self.shared(batch, newest), out)
 
-    def _copy(self, histories: SharedHistories, out: Out) -> int:
+    def copy(self, histories: SharedHistories, out: Out) -> int:
+        """The columns of ``out``, a copy for each example; returns events delivered."""
         assert histories.exact.all()
         if len(histories) == 1:
             a, b = int(histories.start[0]), int(histories.stop[0])
-            for name in self.data.columns:
+            for name in out:
                 held = histories.events.event_ts if name == "event_ts" else histories.events.columns[name].values
                 out[name][: b - a] = held[a:b]
             return b - a
         length = histories.stop - histories.start
         at = offsets_of(length)
-        for name in self.data.columns:
+        for name in out:
             source = histories.events.event_ts if name == "event_ts" else histories.events.columns[name].values
             copy_values(source, histories.start, length, out[name], at[:-1])
         return int(at[-1])

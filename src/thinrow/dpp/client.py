@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreError
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.budget import BatchBudget
-from thinrow.dpp.engines import Engine, EngineChoice, EngineName, engine_of
+from thinrow.dpp.engines import Engine, EngineChoice, EngineName, Threads, engine_of
 from thinrow.dpp.merge import BatchMaker, Whole, merge
 from thinrow.dpp.order import Order
 from thinrow.dpp.poison import OnPoison, Poisoned, Quarantine, QuarantineFile
@@ -149,7 +149,7 @@ class Loader:
 
     def _whole(self) -> Generator[Batch, None, None]:
         """Batches as workers made them."""
-        maker = BatchMaker(self._worker, self._order, self.rank, self.n_ranks)
+        maker = BatchMaker(self._worker, self._order, self.rank, self.n_ranks, self.spec.prefetch)
         window = max(self.spec.workers + 1, -(-self.spec.window // self.spec.block))
         if not self._choice.in_process:
             # What bounds their memory is the engine's; so many make up for a worker that died.
@@ -176,8 +176,9 @@ class Loader:
         """Batches put together here from base batches."""
         order, spec = self._order, self.spec
         first = order.bases_of(self._t + 1).start
+        workers = spec.workers * (1 + spec.prefetch) if isinstance(self._choice, Threads) else spec.workers
         engine = self._choice.start(
-            self._worker.produce, first=first, stop=order.n_bases, workers=spec.workers, window=spec.window
+            self._worker.produce, first=first, stop=order.n_bases, workers=workers, window=spec.window
         )
         self._engine = engine
         held: dict[int, Produced] = {}
@@ -336,6 +337,7 @@ def loader(
     engine: EngineName | EngineChoice = "threads",
     workers: int | None = None,
     threads: int | None = None,
+    prefetch: int | None = None,
     verify: bool = True,
     on_missing: OnMissing = "fail",
     on_poison: OnPoison = "fail",
@@ -346,23 +348,21 @@ def loader(
     rank: int = 0,
     n_ranks: int = 1,
 ) -> Loader:
-    """A Loader over a table of examples and the store of their histories.
+    """A Loader over a table of examples and the store of their histories. What is not named here is a field of
+    ``SessionSpec`` or an argument of ``Loader``.
 
     Args:
         store: a HistoryStore (its newest generation is read) or a generation.
         table: the examples.
-        projection: what to read of histories; everything by default.
-        max_len: short for ``projection=Projection(max_len=...)``.
-        rows: which examples to read; all by default. Batches are full whatever it leaves; where it leaves nothing there
-            is no batch.
+        projection, max_len: what to read of histories, everything by default; short for ``Projection(max_len=...)``.
+        rows: which examples to read, all by default. Batches are full whatever it leaves; of nothing there is none.
         since_ms, until_ms: short for ``rows``: examples with ``since_ms <= request_ts < until_ms``; None for no bound.
         user_share, user_seed: short for ``rows``: users whose hash falls into this share, 0 < share <= 1.
         engine: what runs the workers: "threads" of this process, "processes" of this machine, actors of a "ray"
             cluster, or an engine with its settings (``thinrow.dpp.engines``). Any gives the same batches.
         workers, threads: two names for how many; None for one a core.
+        prefetch: as in ``SessionSpec``; None for 1 where the archive is in a bucket, else 0.
         snapshot_id: of the table; None for the newest. A resumed run needs the one it began with.
-
-    The rest are fields of ``SessionSpec`` and arguments of ``Loader``.
 
     Raises:
         InputError: arguments out of bounds, a path for a table, ``projection`` and ``max_len``, or ``rows`` twice.
@@ -392,6 +392,7 @@ def loader(
         seed=seed,
         interleave=interleave,
         workers=_workers(workers, threads),
+        prefetch=int(generation.objects.concurrency > 1) if prefetch is None else prefetch,
         verify=verify,
         on_missing=on_missing,
         on_poison=on_poison,

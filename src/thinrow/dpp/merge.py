@@ -8,6 +8,7 @@ merges them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -82,8 +83,8 @@ class Whole:
 class BatchMaker:
     """Makes whole batches of one rank, of an order whose batches do not cross blocks."""
 
-    def __init__(self, worker: Worker, order: Order, rank: int, n_ranks: int) -> None:
-        self._worker, self._order, self._ranks = worker, order, (rank, n_ranks)
+    def __init__(self, worker: Worker, order: Order, rank: int, n_ranks: int, prefetch: int = 0) -> None:
+        self._worker, self._order, self._ranks, self._prefetch = worker, order, (rank, n_ranks), prefetch
 
     def make(self, t: int) -> Whole:
         """Batch ``t``. Raises as ``Worker.produce``."""
@@ -103,11 +104,18 @@ class BatchMaker:
 
     def merged(self, t: int) -> tuple[Batch, ReadStats, int, tuple[Poisoned, ...]]:
         """The batch, what it cost, how many rows were read, and what was left out."""
-        stats, held = ReadStats(), {}
+        stats = ReadStats()
         refs = self._order.batch(t, *self._ranks)
         # A part without rows has the columns of others.
-        for v in np.unique(refs.v).tolist() or self._order.bases_of(t)[:1]:
-            held[v] = self._worker.produce(v, np.sort(refs.row[refs.v == v]))
-            stats.add(held[v].stats)
+        bases = np.unique(refs.v).tolist() or self._order.bases_of(t)[:1]
+        wanted = [np.sort(refs.row[refs.v == v]) for v in bases]
+        if self._prefetch and len(bases) > 1:
+            with ThreadPoolExecutor(1 + self._prefetch) as pool:
+                made = list(pool.map(self._worker.produce, bases, wanted))
+        else:
+            made = list(map(self._worker.produce, bases, wanted))
+        held = dict(zip(bases, made, strict=True))
+        for produced in made:
+            stats.add(produced.stats)
         poisoned = tuple(chain.from_iterable(p.poisoned for p in held.values()))
         return merge(held, refs, t), stats, sum(len(p.rows) for p in held.values()), poisoned

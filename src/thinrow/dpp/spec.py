@@ -46,6 +46,8 @@ class SessionSpec:
         seed: of every permutation.
         interleave: buckets that are read in turn.
         workers: how many produce base batches. Any number gives the same batches.
+        prefetch: base batches that a worker reads while it makes another one of the same batch; where the unit of work
+            is the base batch, threads so many more a worker. It hides the latency of a distant store, for their memory.
         verify: hold every history against its version.
         on_missing: what becomes of examples that saw events which were erased or have expired, and of examples that
             were erased themselves: "fail" raises; "skip" leaves them out, so that batches are shorter by them and
@@ -68,6 +70,7 @@ class SessionSpec:
     seed: int = 0
     interleave: int = 4
     workers: int = 2
+    prefetch: int = 0
     verify: bool = True
     on_missing: OnMissing = "fail"
     on_poison: OnPoison = "fail"
@@ -78,6 +81,8 @@ class SessionSpec:
         for name in ("base_rows", "block", "interleave", "workers"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}; it must be 1 or more")
+        if self.prefetch < 0:
+            raise InputError(f"prefetch={self.prefetch}; it must be 0 (nothing is read ahead) or more")
 
     @property
     def window(self) -> int:

@@ -12,6 +12,8 @@ import pytest
 
 from thinrow.core.errors import InputError
 from thinrow.dpp import Loader, RowFilter, SessionSpec
+from thinrow.dpp.merge import BatchMaker
+from thinrow.dpp.worker import Worker
 from thinrow.features import Cross, FeaturePlan, Hash, HistoryMatch
 from thinrow.features import Source as Col
 from thinrow.schema import Projection
@@ -51,6 +53,26 @@ def test_every_example_once_an_epoch_with_its_own_values():
 @pytest.mark.parametrize("workers", [2, 5])
 def test_workers_do_not_change_a_batch(workers):
     assert [digest(b) for b in make(workers=workers)] == [digest(b) for b in make(workers=1)]
+
+
+def test_reading_ahead_overlaps_base_batches_and_changes_nothing():
+    meet = threading.Barrier(3)
+
+    class Met(FakeSource):
+        def rebuild(self, *args):
+            meet.wait(timeout=120)  # three are read at a time
+            return super().rebuild(*args)
+
+    plain = [digest(b) for b in make(workers=1, batch_rows=None)]
+    assert [digest(b) for b in make(workers=1, prefetch=2, batch_rows=None)] == plain
+    spec = make(batch_rows=None, prefetch=2).spec
+    source = Met(ROWS)
+    order = spec.order(source.split_rows)
+    maker = BatchMaker(Worker(spec, order, source), order, 0, 1, spec.prefetch)
+    whole = [t for t in range(order.n_batches) if len(order.bases_of(t)) == 3]
+    assert [digest(maker.make(t).batch) for t in whole] == [plain[t] for t in whole]
+    with pytest.raises(InputError, match="prefetch=-1"):
+        make(prefetch=-1)
 
 
 def test_restored_at_every_step_with_other_threads():
