@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from thinrow.schema import EventSchema
 
 _CHUNK_EVENTS = 65_536
+_STREAMED = ("follow", "name", "pseudonyms", "max_future", "compact_every", "compact_events")
 _ROLES = ("user", "time", "event_id", "supersedes", "arrival_time")
 
 
@@ -51,7 +52,12 @@ _ROLES = ("user", "time", "event_id", "supersedes", "arrival_time")
 @click.option(
     "--max-future", type=int, metavar="SECONDS", help="Of a SOURCE: refuse events later than the clock by more."
 )
-@click.option("--compact-every", type=int, metavar="SECONDS", help="With --follow: compact while it runs.")
+@click.option(
+    "--compact-every", type=click.IntRange(min=1), metavar="SECONDS", help="With --follow: compact while it runs."
+)
+@click.option(
+    "--compact-events", type=click.IntRange(min=1), metavar="N", help="With --follow: compact after so many events."
+)
 @click.option("--engine", type=click.Choice(["local", "ray"]), help="With --bulk: who writes.  [default: local]")
 def command(
     places: Sequence[str],
@@ -97,7 +103,7 @@ def command(
     from thinrow.core.errors import InputError
 
     columns, where = {role: rest[role] for role in _ROLES}, (rest["archive"], rest["recent"])
-    streamed = StreamOptions(*(rest[k] for k in ("follow", "name", "pseudonyms", "max_future", "compact_every")))
+    streamed = StreamOptions(*(rest[k] for k in _STREAMED))
     of_bulk = [rest[k] for k in ("work_dir", "memory", "engine")]
 
     def require_same(store: HistoryStore, schema: EventSchema | None) -> None:
@@ -105,7 +111,8 @@ def command(
 
     if bulk:
         if streamed.named:
-            raise InputError("--follow, --name, --pseudonyms, --max-future and --compact-every do not go with --bulk")
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in _STREAMED)
+            raise InputError(f"{options} do not go with --bulk")
         described = schema_path is not None or any(columns.values())
         bulk_ingest(
             [Path(p) for p in places],

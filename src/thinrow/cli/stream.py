@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,8 @@ _TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 _SAMPLE = 1_000
 #: Between two lines about the progress where standard error is no terminal.
 _TELL_S = 60.0
+#: After a compaction that failed.
+_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,14 @@ class StreamOptions:
     pseudonyms: str | None
     max_future_s: int | None
     compact_every_s: int | None
+    compact_events: int | None
 
     @property
     def named(self) -> bool:
         """Whether anything is said."""
         return self.follow or any(
-            v is not None for v in (self.name, self.pseudonyms, self.max_future_s, self.compact_every_s)
+            v is not None
+            for v in (self.name, self.pseudonyms, self.max_future_s, self.compact_every_s, self.compact_events)
         )
 
 
@@ -76,8 +79,9 @@ def stream_ingest(
     from thinrow.sources.places import open_source
     from thinrow.sources.pseudonyms import Pseudonyms
 
-    if options.compact_every_s is not None and not options.follow:
-        raise InputError("--compact-every goes with --follow; add it, or use --compact")
+    bounds = options.compact_every_s, options.compact_events
+    if any(b is not None for b in bounds) and not options.follow:
+        raise InputError("--compact-every and --compact-events go with --follow; add it, or use --compact")
     pseudonyms = None if options.pseudonyms is None else Pseudonyms.load(options.pseudonyms)
     exists = HistoryStore.exists(store_path)
     if not exists and not create:
@@ -97,10 +101,14 @@ def stream_ingest(
         if exists:
             require_same(store, schema)
         future = None if options.max_future_s is None else options.max_future_s * 1_000
-        with stopped() as stop, _told() as progress, _compacting(store, options.compact_every_s, stop) as relieve:
-            ingest = Ingest(
-                store, source, IngestOptions(max_future_ms=future, pseudonyms=pseudonyms), progress, relieve=relieve
-            )
+        with stopped() as stop, _told() as tell, Compacting(store, *bounds, stop) as compacting:
+
+            def progress(report: IngestReport) -> None:
+                tell(report)
+                compacting.progress(report)
+
+            how = IngestOptions(max_future_ms=future, pseudonyms=pseudonyms)
+            ingest = Ingest(store, source, how, progress, relieve=compacting.relieve)
             try:
                 report = ingest.run(follow=options.follow, stop=stop)
             except BaseException:
@@ -194,32 +202,56 @@ def _told() -> Iterator[Callable[[IngestReport], None]]:
         yield lambda report: status.update(describe(report))
 
 
-@contextmanager
-def _compacting(store: HistoryStore, every_s: int | None, stop: threading.Event) -> Iterator[Callable[[], None] | None]:
-    """Compact every so often beside the ingest; gives what relieves a full tier."""
-    if every_s is None:
-        yield None
-        return
-    from thinrow.core.errors import ThinrowError
+class Compacting:
+    """Compacts beside an ingest: every so often, and whenever so many events were appended since.
 
-    ended = threading.Event()
+    A context. ``progress`` is told what the ingest has done; ``relieve`` makes room in a full tier, in its caller.
+    """
 
-    def work() -> None:
-        while not ended.wait(every_s):
+    def __init__(self, store: HistoryStore, every_s: int | None, events: int | None, stop: threading.Event) -> None:
+        """``every_s`` and ``events``: None for no such bound. ``stop``: whether the ingest was asked to end."""
+        self._store, self._every_s, self._most, self._stop = store, every_s, events, stop
+        self._appended = self._taken = 0
+        self._due, self._ended = threading.Event(), threading.Event()
+        wanted = every_s is not None or events is not None
+        self._thread = threading.Thread(target=self._work, daemon=True) if wanted else None
+        self.relieve = self._relieve if wanted else None
+
+    def progress(self, report: IngestReport) -> None:
+        """See the class."""
+        self._appended = report.events
+        if self._most is not None and self._appended - self._taken >= self._most:
+            self._due.set()
+
+    def _work(self) -> None:
+        from thinrow.core.errors import ThinrowError
+
+        while True:
+            self._due.wait(self._every_s)
+            if self._ended.is_set():
+                return
+            self._due.clear()
+            appended = self._appended
             try:
-                store.compact()
+                self._store.compact()
+                self._taken = appended
             except ThinrowError as e:
                 click.echo(f"thinrow: the compaction failed, and is tried again: {e}", err=True)
+                self._ended.wait(_PAUSE_S)
 
-    def relieve() -> None:
+    def _relieve(self) -> None:
+        from thinrow.core.errors import ThinrowError
+
         with suppress(ThinrowError):
-            store.compact()
+            self._store.compact()
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield relieve
-    finally:
-        ended.set()
-        if not stop.is_set() or sys.exc_info()[0] is None:
-            thread.join()
+    def __enter__(self) -> Compacting:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
+        self._ended.set()
+        self._due.set()
+        if self._thread is not None and (kind is None or not self._stop.is_set()):
+            self._thread.join()

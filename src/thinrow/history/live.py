@@ -157,7 +157,7 @@ def _new_plan(few: Few, schema: EventSchema, recent: BlockTier, head: int) -> tu
         return None
     fields: Mapping[str, Any] = layout.dtype.fields or {}
     held, nulls = {c.id: c for c in written.columns}, fields.get("nulls", (None, 0))[1]
-    for i, (_, column_id, _, dtype, _, elements, _, w, w_nulls) in enumerate(few.parts):
+    for i, (_, column_id, _, dtype, elements, _, w, w_nulls) in enumerate(few.parts):
         name = "event_ts" if i == 0 else f"c{column_id}"
         if i and column_id not in held:
             streams[w] = SET, 0

@@ -356,6 +356,8 @@ def _joined(
         return None
 
     def join(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if n == 1:
+            return np.concatenate((x, y))
         return np.concatenate([part for a, b, c, d in bounds for part in (x[a:b], y[c:d])])
 
     def joined_column(x: Column, y: Column) -> Column:

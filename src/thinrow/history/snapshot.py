@@ -33,6 +33,7 @@ from thinrow.schema import VERSION_DTYPE
 #: A user with more recent events than this is compacted before it is logged: inline they would be a fat row again.
 MAX_INLINE_EVENTS = 2_048
 _MAX_PINS = 100
+_NO_USER = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,8 @@ def take_snapshot(
         compact()
         generation, pieces, read = _pin_and_read(pin, recent, distinct)
     # Not the counter: a bulk load that is under way has taken numbers whose events are not there yet.
-    bound = pieces.watermark.copy()
-    np.maximum.at(bound, np.repeat(np.arange(len(distinct)), read.events.lengths), read.events.arrival)
-    hide_user = np.repeat(np.arange(len(distinct)), np.diff(read.hide_offsets))
+    bound = _highest(pieces.watermark, read.events)
+    hide_user = _NO_USER if not len(read.hides) else np.repeat(np.arange(len(distinct)), np.diff(read.hide_offsets))
     bounds = bound[user_of]
     window = Window(generation, distinct, user_of, request_ts, bounds, ReadStats(), pieces, hide_user, read.hides)
     count, digest, start, end = window.summarize()
@@ -87,8 +87,21 @@ def take_snapshot(
     return Snapshot(requests, generation)
 
 
+def _highest(watermark: npt.NDArray[np.int64], events: Events) -> npt.NDArray[np.int64]:
+    """(U,) the highest number that each user has in the archive, by ``watermark``, or among recent ``events``."""
+    bound = watermark.copy()
+    if len(bound) == 1:
+        if len(events):
+            bound[0] = max(bound[0], events.arrival.max())
+    else:
+        np.maximum.at(bound, np.repeat(np.arange(len(bound)), events.lengths), events.arrival)
+    return bound
+
+
 def _distinct(users: Users) -> tuple[Users, npt.NDArray[np.int64]]:
     """The users, each once, and the row of each request's; as they are where none is repeated."""
+    if len(users) == 1:
+        return users, np.zeros(1, np.int64)
     found: npt.NDArray[Any] = np.unique(users)
     if len(found) == len(users):
         return users, np.arange(len(users))

@@ -45,24 +45,30 @@ class _Cut:
     def of(cls, histories: SharedHistories) -> _Cut:
         """That of some examples."""
         start, stop, n = histories.start, histories.stop, len(histories.start)
+        if n == 1 and histories.exact[0]:
+            first, end = start.tolist()[0], stop.tolist()[0]
+            return cls(np.array([0, end - first]), slice(first, end))
         if not histories.exact.all():
             index, offsets = histories.positions()
             return cls(offsets, index)
         offsets = offsets_of(stop - start)
-        if n and (n == 1 or (start[1:] == stop[:-1]).all()) and start[0] <= stop[-1]:
+        if n and (start[1:] == stop[:-1]).all() and start[0] <= stop[-1]:
             return cls(offsets, slice(int(start[0]), int(stop[-1])))
         return cls(offsets, (start, stop))
 
     def taken(self, column: Column) -> Column:
-        """The rows of a column, copied."""
-        if isinstance(self.rows, tuple):
-            return column.take_ranges(*self.rows)
-        if not isinstance(self.rows, slice):
-            return column.take(self.rows)
+        """The rows of a column: copied, or as they lie there, where they are one range."""
+        rows = self.rows
+        if isinstance(rows, tuple):
+            return column.take_ranges(*rows)
+        if not isinstance(rows, slice):
+            return column.take(rows)
+        if rows.stop - rows.start == len(column):
+            return column
         if column.offsets is not None:
-            return column.take_ranges(np.array([self.rows.start]), np.array([self.rows.stop]))
-        valid = None if column.valid is None else column.valid[self.rows].copy()
-        return Column(column.values[self.rows].copy(), valid, column.dictionary)
+            return column.take_ranges(np.array([rows.start]), np.array([rows.stop]))
+        valid = None if column.valid is None else column.valid[rows]
+        return Column(column.values[rows], valid, column.dictionary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,8 @@ class SharedHistories:
         return np.diff(self.positions()[1])
 
     def to_jagged(self, name: str) -> Jagged:
-        """One column as a copy per example (``event_ts`` and ``arrival`` are names too)."""
+        """One column of each example's events (``event_ts`` and ``arrival`` are names too): a copy, or, where the
+        examples' slices are one range of ``events``, that range as it lies there. Copy it before you write into it."""
         if not self._cut:
             # Two threads may both do it: either is right.
             self._cut.append(_Cut.of(self))

@@ -6,6 +6,7 @@
 ``POST /v1/outcomes``     what came of it; answered when it is durable
 ``GET /v1/schema``        columns of events and fields of impressions
 ``GET /openapi.json``     all of this, for machines
+``GET /docs``             the same for people
 ``GET /healthz``          the process lives
 ``GET /readyz``           it takes requests (503 while it drains, or where the disk refuses)
 ``GET /metrics``          for Prometheus
@@ -39,6 +40,7 @@ from thinrow.history.store import HistoryStore
 from thinrow.online import wire
 from thinrow.online.journal import Journal
 from thinrow.online.openapi import describe, openapi
+from thinrow.online.page import page
 from thinrow.online.snapshots import AsyncSnapshots, TooLarge
 from thinrow.online.tables import TableWriter
 from thinrow.schema import ExampleSchema
@@ -47,7 +49,7 @@ try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import JSONResponse, Response
+    from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Route
 except ImportError as e:  # pragma: no cover
     raise MissingExtraError(e.name or "starlette", "serve") from e
@@ -152,7 +154,13 @@ class _Service:
         return JSONResponse(describe(self.store.schema, self.examples))
 
     async def openapi(self, request: Request) -> Response:
-        return JSONResponse(openapi(self.store.schema, self.examples, self.limits.users, self.limits.events))
+        return JSONResponse(self._description())
+
+    async def page(self, request: Request) -> Response:
+        return HTMLResponse(page(self._description()))
+
+    def _description(self) -> dict[str, Any]:
+        return openapi(self.store.schema, self.examples, self.limits.users, self.limits.events)
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -272,6 +280,7 @@ def create_app(
         ("POST", "/v1/outcomes", service.outcomes),
         ("GET", "/v1/schema", service.schema),
         ("GET", "/openapi.json", service.openapi),
+        ("GET", "/docs", service.page),
         ("GET", "/healthz", service.health),
         ("GET", "/readyz", service.ready),
         ("GET", "/metrics", service.metrics),

@@ -44,6 +44,8 @@ class ManifestLog:
     def __init__(self, objects: ObjectStore, prefix: str = "manifests") -> None:
         self._objects, self._prefix = objects, prefix
         self._pattern = re.compile(re.escape(prefix) + r"/(\d{20})\.json")
+        #: Number that was asked for last, its name, and the next one's: every snapshot asks for one.
+        self._asked = (-1, "", "")
 
     def list(self) -> list[int]:
         """Numbers of all generations, ascending."""
@@ -85,7 +87,10 @@ class ManifestLog:
         if self._objects.concurrency > 1:
             # Where each look is a request, one answers both.
             return self._objects.list(f"{self._prefix}/", self.name_of(n - 1)) == [self.name_of(n)]
-        return not self.has(n + 1) and self.has(n)
+        asked = self._asked
+        if asked[0] != n:
+            asked = self._asked = n, self.name_of(n), self.name_of(n + 1)
+        return not self._objects.has(asked[2]) and self._objects.has(asked[1])
 
     def commit(self, n: int, body: dict[str, Any]) -> None:
         """Make ``body`` generation ``n``, durably.

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import copy_context
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -143,6 +144,7 @@ class ObjectStore(Protocol):
         """
 
 
+@lru_cache(256)
 def check_name(name: str) -> str:
     """``name`` itself. Raises InputError where it is absolute, climbs, or could be taken for a temporary file."""
     if _NAME.fullmatch(name) is None:

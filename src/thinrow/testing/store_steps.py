@@ -276,12 +276,15 @@ class Steps:
         try:
             self.store.bulk_load(table, load_id=load_id)
         except SchemaError:
-            # Schema or buckets changed meanwhile; under another schema the table does not fit.
+            # Schema or buckets changed meanwhile; under another schema the table may not fit.
             assert self.nested
             if self.model.schema.schema_id != number:
                 shutil.rmtree(self.path / "loads")
                 return
             self.store.bulk_load(table, load_id=load_id)
+        # Of a table that lacks a column which came meanwhile, the newest schema that it has all columns of.
+        newest = [self.schemas[n] for n in range(self.model.schema.schema_id, 0, -1)]
+        under = next(s for s in newest if all(c.name in rows[0] for c in s.columns))
         there = self.archived_numbers_of({r["user_id"] for r in rows})
         for user in dict.fromkeys(r["user_id"] for r in rows):
             mine = [r for r in rows if r["user_id"] == user]
@@ -292,7 +295,7 @@ class Steps:
                 # Events that were appended while it was under way may have higher numbers.
                 assert arrival > max([0, *(f.arrival for f in self.model.facts.get(user, []) if f.gone)])
                 self.top[user] = max(self.top.get(user, 0), arrival)
-                fact = self.model.add(user, row["event_ts"], arrival, self.by_id(row, self.model.schema))
+                fact = self.model.add(user, row["event_ts"], arrival, self.by_id(row, under))
                 fact.archived = True
         self.settle()
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from thinrow.cli.main import cli
-from thinrow.core.errors import InputError, SchemaError, ThinrowError
+from thinrow.cli.stream import Compacting
+from thinrow.core.errors import InputError, SchemaError, StoreError, ThinrowError
 from thinrow.history.store import HistoryStore
+from thinrow.sources.ingest import IngestReport
 
 
 def run(*arguments):
@@ -85,6 +88,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
         ([events, "--store", store], "no store"),
         ([events, "--store", store, "--create"], "--create needs"),
         ([events, "--store", store, "--compact-every", 5], "--follow"),
+        ([events, "--store", store, "--compact-events", 5], "--follow"),
         ([events, "--store", store, "--bulk", "--follow"], "--bulk"),
         (["kafka://x", "--store", store, "--create"], "kafka://HOST:PORT/TOPIC"),
         (["kafka://h:1/t?x=1", "--store", store, "--create"], "'x'"),
@@ -97,6 +101,40 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
     with pytest.raises(SchemaError, match="nothing"):
         run("ingest", events, "--store", store, "--create", "--user", "nothing", "--time", "ts")
     assert not store.exists()
+
+
+def test_compactions_come_after_so_many_events_and_not_before(monkeypatch):
+    monkeypatch.setattr("thinrow.cli.stream._PAUSE_S", 0.01)
+
+    class Store:
+        compacted = 0
+
+        def compact(self):
+            # The first one fails, and is tried again.
+            self.compacted += 1
+            if self.compacted == 1:
+                raise StoreError("no space left")
+
+    def waited_for(n):
+        end = time.monotonic() + 60
+        while store.compacted < n and time.monotonic() < end:
+            time.sleep(0.001)
+        return store.compacted
+
+    store = Store()
+    with Compacting(store, None, 10, threading.Event()) as compacting:
+        for events, compactions in ((9, 0), (10, 1), (11, 2), (20, 2), (21, 3), (50, 4)):
+            compacting.progress(IngestReport(events=events))
+            assert waited_for(compactions) == compactions
+            # Until it is counted as taken.
+            end = time.monotonic() + 60
+            while compactions > 1 and compacting._appended - compacting._taken >= 10 and time.monotonic() < end:
+                time.sleep(0.001)
+    assert store.compacted == 4
+    with Compacting(store, None, None, threading.Event()) as compacting:
+        compacting.progress(IngestReport(events=1_000))
+        assert compacting.relieve is None
+    assert store.compacted == 4
 
 
 def test_sigterm_ends_it_once_all_is_durable(tmp_path):

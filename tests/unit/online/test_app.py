@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
@@ -306,8 +307,17 @@ def test_health_metrics_and_description(client: Client) -> None:
     metrics = client.send("GET", "/metrics")[1].decode()
     assert 'thinrow_requests_total{path="/v1/snapshots",status="200"} 1.0' in metrics
     document = json.loads(client.send("GET", "/openapi.json")[1])
-    served = {r.path for r in client.app.routes} - {"/openapi.json"}
+    served = {r.path for r in client.app.routes} - {"/openapi.json", "/docs"}
     assert set(document["paths"]) == served
+    status, text = client.send("GET", "/docs")
+    shown = ElementTree.fromstring(text.decode().replace("<!doctype html>", "").replace('<meta charset="utf-8">', ""))
+    assert status == 200
+    assert {h.text for h in shown.iterfind(".//h2/code")} == {
+        f"{how.upper()} {path}" for path, calls in document["paths"].items() for how in calls
+    }
+    rows = [tuple("".join(cell.itertext()) for cell in row) for row in shown.iter("tr")]
+    assert ("users", "integer[]", "required", "at most 1024") in rows
+    assert any(row[0] == "requests[].history.item" for row in rows)
     history = document["paths"]["/v1/snapshots"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
     columns = history["properties"]["requests"]["items"]["properties"]["history"]["properties"]
     assert list(columns) == ["event_ts", "item", "price", "tag"]

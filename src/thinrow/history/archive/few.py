@@ -87,18 +87,17 @@ class Few:
             pages, generation.segment_bounds, segments.position, keys.tables, read.tables, read.keys, read.values[0],
             row_bytes,
         )  # fmt: skip
-        #: Of event_ts and each column: name, id, first byte in a row, dtype, bytes a row, elements, and of nulls first
-        #: byte or -1; streams of both.
+        #: Of event_ts and each column: name, id, first byte in a row, dtype, elements, and of nulls first byte or
+        #: -1; streams of both.
         self.parts = [self._part(read, i, c, row_bytes) for i, c in enumerate((_KEYS[0], *columns))]
 
     @staticmethod
     def _part(
         read: ReadTables, i: int, spec: StoredColumn, row_bytes: list[int]
-    ) -> tuple[str, int, int, np.dtype[np.generic], int, int, int, int, int]:
+    ) -> tuple[str, int, int, np.dtype[np.generic], int, int, int, int]:
         w, nulls = read.values[i], read.nulls[i]
         before = row_bytes[nulls] if nulls >= 0 else -1
-        size = row_bytes[w + 1] - row_bytes[w]
-        return spec.name, spec.id, row_bytes[w], read.dtypes[w], size, spec.size, before, w, nulls
+        return spec.name, spec.id, row_bytes[w], read.dtypes[w], spec.size, before, w, nulls
 
     def load_pages(self, generation: Generation, users: Users) -> None:
         """Check the index pages of users; of what is damaged the long way says what it is."""
@@ -172,7 +171,7 @@ class Few:
             stats.book_bytes(EVENT_TS_ID, head[PLAN_TIMES])
             stats.book_bytes(ARRIVAL_ID, head[PLAN_ARRIVALS])
         found = []
-        for name, column_id, first, dtype, size, elements, nulls, w, w_nulls in self.parts:
+        for name, column_id, first, dtype, elements, nulls, w, w_nulls in self.parts:
             used, valid = used_by[w], None
             if nulls >= 0:
                 used += used_by[w_nulls]
@@ -180,8 +179,8 @@ class Few:
                 if said.any():
                     valid = said == 0
             size_of[column_id] = size_of.get(column_id, 0) + used
-            values = out[capacity * first : capacity * first + total * size].view(dtype)
-            found.append((name, Column(values.reshape(-1, elements) if elements else values, valid)))
+            shape = (total, elements) if elements else (total,)
+            found.append((name, Column(np.ndarray(shape, dtype, out, capacity * first), valid)))
         stats.pieces += head[FOUND_PIECES]
         stats.mixed_pieces += head[FOUND_MIXED]
         stats.bytes_read += head[PLAN_CHUNKS] + head[-1]

@@ -349,8 +349,7 @@ class BlockTier(ABC):
             found = txn.pairs("users", names)
             for name in found if len(found) == len(names) else [name for name in names if name in found]:
                 txn.held(name, parts)
-        pairs = joined_pairs([found.get(name, UNKNOWN) for name in names], self._name, "the user counters")
-        return pairs + b"".join(parts) + _PAD
+        return held_bytes([found.get(name, b"") for name in names], parts, self._name)
 
     def read_since(self, users: Users, after: npt.NDArray[np.int64], schema: EventSchema | None = None) -> RecentRead:
         """See ``RecentTier.read_since``."""
@@ -541,6 +540,15 @@ class BlockTier(ABC):
             at = np.maximum(np.searchsorted(first, arrival, side="right") - 1, 0)
             goes = (arrival >= first[at]) & (arrival <= last[at])
             txn.drop_pairs("ids", [held[i][0] for i in np.flatnonzero(goes).tolist()])
+
+
+def held_bytes(pairs: list[bytes], parts: list[bytes], file: str) -> bytes:
+    """What ``BlockTier.held`` gives: the pair of each user, empty where unknown; keys and values of blocks by turns.
+
+    Raises:
+        CorruptionError: a pair is not as long as one.
+    """
+    return joined_pairs([pair or UNKNOWN for pair in pairs], file, "the user counters") + b"".join(parts) + _PAD
 
 
 def _hides(

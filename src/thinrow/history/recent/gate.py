@@ -15,20 +15,22 @@ class Gate:
     """Many at a time, or one alone: LMDB's map may only be resized while no transaction of the process is alive."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        # The lock itself where nobody waits: a condition enters and leaves it by calls of Python.
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._inside = 0
         self._alone = False
 
     def enter(self) -> None:
         """Wait until nobody is alone, and be counted."""
-        with self._condition:
+        with self._lock:
             while self._alone:
                 self._condition.wait()
             self._inside += 1
 
     def leave(self) -> None:
         """Be counted no longer."""
-        with self._condition:
+        with self._lock:
             self._inside -= 1
             if self._alone:
                 self._condition.notify_all()

@@ -236,7 +236,7 @@ class LmdbRecent(BlockTier):
             txn = self._live().begin()
         except lmdb.MapResizedError:
             return None, lambda: self._resize(0)
-        if txn.get(_MOVED, db=self._dbs["meta"]) is not None:
+        if txn.get(_MOVED, None, self._dbs["meta"]) is not None:
             txn.abort()
             return None, self._move
         return txn, self._move
@@ -405,16 +405,18 @@ class _Reading:
         tier = self._tier
         tier._gate.enter()
         try:
-            with tier._translated:
-                self._txn = tier._begin_reading()
-                return _Transaction(self._txn, tier._dbs)
-        except BaseException:
+            self._txn = tier._begin_reading()
+        except BaseException as e:
             self._leave()
+            if isinstance(e, lmdb.Error):
+                raise tier._translated.of(e) from e
             raise
+        return _Transaction(self._txn, tier._dbs)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._leave()
-        self._tier._translated.__exit__(kind, error, trace)
+        if isinstance(error, lmdb.Error):
+            raise self._tier._translated.of(error) from error
 
     def _leave(self) -> None:
         try:

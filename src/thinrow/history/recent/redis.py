@@ -36,9 +36,9 @@ from thinrow.core.errors import (
     UserKindError,
 )
 from thinrow.core.users import Users, as_users
-from thinrow.history.recent.blocks import BlockTier
+from thinrow.history.recent.blocks import BlockTier, held_bytes
 from thinrow.history.recent.evolution import check_evolution
-from thinrow.history.recent.keys import is_sealed, seal, user_keys, users_of_keys
+from thinrow.history.recent.keys import PAIR_DTYPE, is_sealed, seal, user_keys, users_of_keys
 from thinrow.history.recent.redis_guess import Remembered, Standing
 from thinrow.history.recent.redis_link import REPLICATION, Patience, RedisLink, RedisLocation, pack, reign_of
 from thinrow.history.recent.redis_scripts import BEGIN, RAISE, SCRIPTS, call_of
@@ -222,6 +222,18 @@ class RedisRecent(BlockTier):
     @contextmanager
     def _read(self) -> Iterator[RedisTransaction]:
         yield RedisTransaction(self._live(), self._keys, self)
+
+    def held(self, users: Users) -> bytes:
+        """See ``BlockTier.held``: one round trip, and none of what a call needs that may write."""
+        names = user_keys(users)
+        commands = [pack(b"LRANGE", key, b"0", b"-1") for key in self._keys.users(names)]
+        *lists, meta = self._live().read([*commands, pack(b"HMGET", self._keys.meta, b"tier", b"floor")])
+        self.settle(meta)
+        parts: list[bytes] = []
+        for name, listed in zip(names, lists, strict=True):
+            for element in listed[1:]:
+                parts += (name, element)
+        return held_bytes([listed[0][: PAIR_DTYPE.itemsize] if listed else b"" for listed in lists], parts, self.name)
 
     def _write(self, work: Callable[[Writing], T]) -> T:
         txn = RedisTransaction(self._live(), self._keys, self)
