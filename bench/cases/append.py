@@ -82,26 +82,33 @@ def _alone(folder: Path, servers: dict[str, RedisServer]) -> dict[str, float]:
         works: dict[str, Callable[[], object]] = {"lmdb_transaction": transaction}
         row = np.zeros(1, np.int64)
         works["compiled_call"] = partial(kernel("follows"), row, row, np.zeros(2, np.int64), row, row, row)
-        works["100_python_calls"] = _hundred_calls
+        works["100_python_calls"] = hundred_calls
         if servers:
             link = RedisLink(RedisLocation("127.0.0.1", servers["everysec"].port))
             works["redis_round_trip"] = partial(link.ask, b"PING")
-        found = {}
-        for name, work in works.items():
-            work()
-            seen = []
-            for _ in range(7):
-                since = time.perf_counter()
-                for _ in range(200):
-                    work()
-                seen.append((time.perf_counter() - since) / 200)
-            found[name] = round(statistics.median(seen) * 1e6, 2)
+        found = microseconds(works)
         if servers:
             link.close()
     return found
 
 
-def _hundred_calls() -> None:
+def microseconds(works: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """What each call takes alone, warm."""
+    found = {}
+    for name, work in works.items():
+        work()
+        seen = []
+        for _ in range(7):
+            since = time.perf_counter()
+            for _ in range(200):
+                work()
+            seen.append((time.perf_counter() - since) / 200)
+        found[name] = round(statistics.median(seen) * 1e6, 2)
+    return found
+
+
+def hundred_calls() -> None:
+    """Of a function that does nothing."""
     for _ in range(100):
         _nothing()
 

@@ -12,6 +12,8 @@ gathers them (``batch_64``); one thread, warm files:
   nothing, knows no version, no time of the request and no late or hidden event; ``lmdb_crc`` computes a CRC-32 of each
   stripe as well, as whoever trusts no disk would.
 
+``alone_us`` are what a read cannot go below, in microseconds: a read transaction of LMDB with one look-up, a compiled
+call of six arrays, six columns as arrays over memory that is there, a hundred Python calls, a round trip to Redis.
 ``vs_<peer>.<tier>.<one or batch_64>.newest_<n>.p50`` are their time a call over ours: 1 is as fast, more is faster.
 """
 
@@ -23,14 +25,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from bench.cases.append import hundred_calls, microseconds
 from bench.datagen.datasets import Histories, Ints, Work, load
 from bench.datagen.histories import HistoriesSpec
 from bench.datagen.requests import Batch
@@ -39,6 +44,8 @@ from bench.peers.lmdb import Lmdb
 from bench.peers.peer import new_out
 from thinrow.history.recent.redis_link import RedisLink, RedisLocation, pack
 from thinrow.history.store import HistoryStore
+from thinrow.jagged import Column
+from thinrow.kernels import kernel
 from thinrow.schema import Projection
 from thinrow.testing.redis_server import MISSING, RedisServer, redis_is_installed
 
@@ -70,6 +77,7 @@ def run(options: Options) -> Result:
             contestants["parquet_redis"] = _parquet_redis(stack, folder, server.port, archived, recent)
         else:
             result.skip("redis", MISSING)
+        result.figures["alone_us"] = _alone(folder / "alone", server.port if redis_is_installed() else None)
         rng = np.random.default_rng(3)
         size = min(_BATCH, data.n_users)
         asked = {
@@ -80,6 +88,36 @@ def run(options: Options) -> Result:
             for newest in _NEWEST:
                 _compare(result, contestants, f"{name}.newest_{newest}", calls, newest, rounds)
     return result
+
+
+def _alone(folder: Path, redis_port: int | None) -> dict[str, float]:
+    """What parts of any read take alone, in microseconds."""
+    folder.mkdir()
+    with lmdb.open(str(folder), sync=False) as env, ExitStack() as stack:
+        with env.begin(write=True) as txn:
+            txn.put(b"key", b"value")
+
+        def look_up() -> None:
+            with env.begin() as txn:
+                txn.get(b"key")
+
+        data, row = np.empty(200 * 8 * 6, np.uint8), np.zeros(1, np.int64)
+
+        def six_columns() -> None:
+            for i in range(6):
+                Column(np.ndarray((200,), np.int64, data, 1_600 * i))
+
+        works: dict[str, Callable[[], object]] = {
+            "lmdb_look_up": look_up,
+            "compiled_call": partial(kernel("follows"), row, row, np.zeros(2, np.int64), row, row, row),
+            "six_columns": six_columns,
+            "100_python_calls": hundred_calls,
+        }
+        if redis_port is not None:
+            link = RedisLink(RedisLocation("127.0.0.1", redis_port))
+            stack.callback(link.close)
+            works["redis_round_trip"] = partial(link.ask, b"PING")
+        return microseconds(works)
 
 
 def _compare(

@@ -165,6 +165,30 @@ def test_an_event_that_arrived_after_the_bound_is_left_out() -> None:
     assert worked(bounds=(1, 3)).lengths().tolist() == [1, 1]
 
 
+def test_one_range_of_the_events_is_a_view_and_all_else_a_copy() -> None:
+    def made(*slices: tuple[int, int]) -> tuple[SharedHistories, list[int]]:
+        n = len(slices)
+        keys = np.arange(10), np.arange(1, 11), np.full(10, NEVER)
+        events = Events(np.array([7]), np.array([0, 10]), *keys, {"item": Column(10 * np.arange(10))})
+        start, stop = np.array(slices, np.int64).reshape(n, 2).T.copy()
+        bound, exact = np.full(n, 10), np.ones(n, np.bool_)
+        histories = SharedHistories(events, np.zeros(n, np.int64), start, stop, bound, exact)
+        return histories, [10 * i for a, b in slices for i in range(a, b)]
+
+    for slices, view in (
+        ([(0, 10)], True),
+        ([(2, 7)], True),
+        ([(2, 5), (5, 9)], True),
+        ([(2, 5), (4, 9)], False),
+        ([(5, 9), (2, 5)], False),
+    ):
+        histories, wanted = made(*slices)
+        found = histories.to_jagged("item")
+        assert found.values.tolist() == wanted
+        assert found.lengths.tolist() == [b - a for a, b in slices]
+        assert np.shares_memory(found.values, histories.events.columns["item"].values) == view
+
+
 def test_padding_keeps_each_examples_newest_events() -> None:
     assert worked().to_padded("event_ts", 1).tolist() == [[20], [40]]
     assert worked(hidden=4).to_padded("event_ts", 2).tolist() == [[10, 20], [40, 0]]

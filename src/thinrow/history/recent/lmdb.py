@@ -510,7 +510,8 @@ class _Transaction:
     def put_pairs(self, name: str, items: Iterable[tuple[bytes, bytes]]) -> None:
         listed = items if isinstance(items, list) else list(items)
         if len(listed) == 1:
-            self.txn.put(*listed[0], True, True, False, self._dbs[name])
+            key, value = listed[0]
+            self.txn.put(key, value, True, True, False, self._dbs[name])
         else:
             self.txn.cursor(self._dbs[name]).putmulti(listed)
 
