@@ -32,6 +32,8 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("reader", "name", "{}"),
     ("session", "session", "{}"),
     ("position", "head", "{:,}"),
+    ("of", "items", "{}"),
+    ("verified", "verified", "{:,}"),
     ("items/s", "rate", "{:.2f}"),
     ("stall", "stall", "{:.1%}"),
     ("waste", "waste", "{:.1%}"),
@@ -147,7 +149,8 @@ class Master:
 
 def _figures(said: dict[str, Any]) -> dict[str, Any]:
     """What of a report is shown. Raises TypeError or ValueError where a number is none."""
-    found: dict[str, Any] = {k: int(said.get(k, 0)) for k in ("head", "workers", "restarts")}
+    found: dict[str, Any] = {k: int(said.get(k, 0)) for k in ("head", "verified", "workers", "restarts")}
+    found["items"] = "no end" if said.get("stop") is None else f"{int(said['stop']):,}"
     found |= {k: float(said.get(k, 0)) for k in ("stall", "waste", "depth")}
     found |= {"rate": float(said.get("items", 0)) / max(float(said.get("seconds", 1)), 1e-9)}
     return found | {k: str(said.get(k, ""))[:500] for k in ("bottleneck", "why")}
@@ -187,6 +190,7 @@ def page(status: dict[str, Any]) -> str:
 _METRICS: tuple[tuple[str, str, str], ...] = (
     ("position", "head", "Items that the reader has taken, over all its life."),
     ("items_per_second", "rate", "Items that the reader took in the last interval."),
+    ("versions_verified", "verified", "Versions that the reader's histories were held against, since it began."),
     ("stall_ratio", "stall", "Share of its time that the reader waited for items."),
     ("waste_ratio", "waste", "Share of their time in which workers made nothing."),
     ("buffer_ratio", "depth", "Share of the window that waited for the reader."),

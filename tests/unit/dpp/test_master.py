@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +27,7 @@ from thinrow.dpp.scaling import Sample, Scaler
 from thinrow.dpp.shares import Wish, shares
 from thinrow.testing.engines import Blocks, same
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 wishes = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=3),
     st.builds(Wish, st.sampled_from(["a", "b", "c"]), st.just(1.0), st.integers(1, 9)),
@@ -100,12 +103,15 @@ def test_page_and_metrics_say_what_the_status_says_whatever_the_names() -> None:
     master = Master(5)
     hostile = 'x"\n\\</td><script>alert(1)</script>&'
     figures = {"seconds": 2.0, "items": 8, "stall": 0.25, "waste": 0.5, "depth": 0.75, "workers": 3, "head": 1234}
+    figures |= {"stop": 5000, "verified": 77_000}
     master.report(said(hostile, **figures, bottleneck='stor"age', why="a <b>"))
     master.report(said("plain"))
     status = master.status()
     root = ElementTree.fromstring(page(status).replace("<!DOCTYPE html>", ""))
     cells = [[td.text or "" for td in tr.findall("td")] for tr in root.iter("tr")]
-    assert cells[2][:8] == [hostile, hostile, "1,234", "4.00", "25.0%", "50.0%", "75%", "3"]
+    assert cells[2][:6] == [hostile, hostile, "1,234", "5,000", "77,000", "4.00"]
+    assert cells[2][6:10] == ["25.0%", "50.0%", "75%", "3"]
+    assert cells[1][3] == "no end"
     assert cells[2][-2:] == ['stor"age', "a <b>"]
     assert [c[0] for c in cells[1:]] == ["plain", hostile]
     assert "2 readers, 3 of 5 workers" in "".join(root.itertext())
@@ -115,6 +121,30 @@ def test_page_and_metrics_say_what_the_status_says_whatever_the_names() -> None:
     assert found["thinrow_dpp_pool_workers"].samples[0].value == 5
     (slow,) = found["thinrow_dpp_bottleneck"].samples
     assert slow.labels == {"reader": hostile, "session": hostile, "what": 'stor"age'}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium")
+def test_the_page_is_seen_in_a_browser(tmp_path: Path) -> None:
+    picture, screen = tmp_path / "page.png", ("--window-size=1400,400", "--hide-scrollbars")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", *screen]
+    with MasterServer(Master(4)) as server:
+
+        def seen(*what: str) -> str:
+            ran = subprocess.run([CHROMIUM, *options, *what, server.url], capture_output=True, text=True, timeout=120)
+            assert ran.returncode == 0, ran.stderr
+            return ran.stdout
+
+        empty = seen(f"--screenshot={picture}") or picture.read_bytes()
+        server.master.report(said("train/0", head=77, stop=80, seconds=1.0, items=3, workers=2, bottleneck="storage"))
+        server.master.report(said("</td><script>document.body.remove()</script>"))
+        dom = seen("--dump-dom")
+        assert dom.count("<tr>") == 3
+        assert "<td>train/0</td>" in dom
+        assert "<td>storage</td>" in dom
+        assert "2 readers, 2 of 4 workers" in dom
+        seen(f"--screenshot={picture}")
+        assert picture.read_bytes() != empty
 
 
 def simulated(scaler: Scaler, rate_of: Any, trainer: float, rounds: int = 40) -> list[Any]:

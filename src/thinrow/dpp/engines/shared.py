@@ -86,7 +86,7 @@ class SharedEngine(Generic[T]):
         self._scaler, self._most = Scaler(workers), workers
         self.decisions: list[Decision] = []
         self._wanted, self._reached = 1, True
-        self._head = first
+        self._stop, self._verified = stop, 0
         given = self._ask({"want": 1, "head": first, "workers": 0})
         self._engine: Engine[T] = engine_of(settings.engine).start(
             produce, first=first, stop=stop, workers=min(given or 1, workers), window=window
@@ -97,7 +97,9 @@ class SharedEngine(Generic[T]):
 
     def next(self) -> T:
         """See ``Engine.next``."""
-        return self._engine.next()
+        item = self._engine.next()
+        self._verified += getattr(getattr(item, "stats", None), "versions_verified", 0)
+        return item
 
     def close(self) -> None:
         """See ``Engine.close``; the share goes back."""
@@ -141,7 +143,7 @@ class SharedEngine(Generic[T]):
                 _log.info("%s: %s: %s", self._settings.name, decision.bottleneck, decision.why)
             self.decisions = [*self.decisions[-99:], decision]
             told = asdict(decision) | asdict(sample) | {"stall": sample.stall, "waste": sample.waste}
-            told |= {"head": gauges.head, "restarts": self.restarts}
+            told |= {"head": gauges.head, "restarts": self.restarts, "stop": self._stop, "verified": self._verified}
             given = self._ask({"want": decision.workers, **told})
             # Without a master: what there is.
             if given is not None and not self._closed.is_set():
