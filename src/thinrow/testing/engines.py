@@ -180,8 +180,9 @@ class EngineContract:
             if v % 10 == 5:
                 engine.resize((4, 1, 3, 5, 2, 1)[v // 10])
             assert same(engine.next(), blocks.expected(v))
-        # Those that were too many ended when they were done: nothing was made twice.
-        assert sorted(blocks.made) == list(range(60))
+        # Those that were too many ended when they were done: nothing was made twice, but for a backup of a slow one.
+        assert sorted(set(blocks.made)) == list(range(60))
+        assert len(blocks.made) <= 61
         assert engine.restarts == 0
         deadline = time.monotonic() + 30
         while engine.gauges().workers > 1:
@@ -203,7 +204,8 @@ class EngineContract:
                 engine.next()
         engine.close()
         engine.close()
-        assert sorted(blocks.made) == list(range(3, 30))
+        assert sorted(set(blocks.made)) == list(range(3, 30))
+        assert len(blocks.made) <= 28
         assert engine.restarts == 0
 
     def test_what_is_kept_stays_as_it_was(self, tmp_path: Path) -> None:
@@ -318,9 +320,20 @@ class EngineContract:
         if not self.mortal:
             pytest.skip("a thread cannot be ended")
         blocks = Blocks(tmp_path, sticks=5)
-        engine = self.start(blocks, stop=12, lease_s=5.0)
-        assert all(same(engine.next(), blocks.expected(v)) for v in range(12))
+        # Too few items for it to have a backup.
+        engine = self.start(blocks, stop=7, lease_s=5.0)
+        assert all(same(engine.next(), blocks.expected(v)) for v in range(7))
         assert engine.restarts == 1
+        engine.close()
+
+    def test_a_stuck_worker_does_not_hold_up_the_reader_while_another_is_idle(self, tmp_path: Path) -> None:
+        if not self.mortal:
+            pytest.skip("threads have no backups")
+        blocks = Blocks(tmp_path, sticks=15)
+        engine = self.start(blocks, stop=60)
+        assert all(same(engine.next(), blocks.expected(v)) for v in range(60))
+        assert blocks.made.count(15) == 2
+        assert engine.restarts == 0
         engine.close()
 
     @pytest.mark.parametrize("workers", [1, 2, 5])

@@ -158,4 +158,7 @@ class LeasedEngine(ABC, Generic[W, D]):
         if len(self._workers) < self._n_workers and self._broken is None:
             return 0.0
         left = [end - now for _, end in ends if end > now]
+        slow = self._leases.backup_s()
+        if slow is not None and any(w.ready and self._leases.held(w) is None for w in self._workers):
+            left.append(slow)
         return max(min(left), 0.0) + 0.01 if left else None

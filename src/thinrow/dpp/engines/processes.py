@@ -280,9 +280,11 @@ class ProcessEngine(LeasedEngine[_Worker, tuple[Segment, int]], Generic[T]):
             worker.wants = item, n
         elif kind == DONE:
             assert worker.segment is not None
-            self._leases.settle(item, worker)
-            self._done[item] = worker.segment, n
-            worker.segment = None
+            segment, worker.segment = worker.segment, None
+            if self._leases.settle(item, worker):
+                self._done[item] = segment, n
+            else:
+                self._arena.back(segment)
         elif kind == FAILED:
             error = decode_error(data[MESSAGE.size :])
             if item < 0:
