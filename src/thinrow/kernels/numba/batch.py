@@ -77,7 +77,7 @@ from thinrow.kernels.numba.plan import (
     summarize,
 )
 from thinrow.kernels.numba.stripes import read_into, rooms
-from thinrow.kernels.numba.unpack import MAX_LOCAL, SCRATCH, workspace
+from thinrow.kernels.numba.unpack import ROOM, SCRATCH, workspace
 
 Array: TypeAlias = npt.NDArray[Any]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -411,7 +411,7 @@ def seen_by(
     done, records, by_piece, n_runs, n_users = find_few(state, asked, users, user_of, by_user, run_off)
     n_pieces, runs, (requests, order) = len(records), run_off[: n_runs + 1], by_user_of(user_of, n_users)
     rows_to, cut, digest = np.empty(n_pieces, np.int64), np.empty((CUT_FIELDS, n), np.int64), np.empty(n, np.uint64)
-    key_ts, scratch, room = np.empty(0, np.int64), np.empty(SCRATCH, np.uint64), np.empty(MAX_LOCAL + 8, np.uint64)
+    key_ts, scratch, room = np.empty(0, np.int64), np.empty(SCRATCH, np.uint64), np.empty(ROOM, np.uint64)
     n_mixed = np.int64(0)
     if done == DONE:
         run_of_user, key_off = by_user[1, : n_users + 1], by_piece[KEY, :n_pieces]

@@ -16,13 +16,15 @@ from numba.np.numpy_support import carray
 
 from thinrow.core.buffers import Buffers
 from thinrow.kernels.numba.direct import decode_direct
-from thinrow.kernels.numba.intrinsics import pointer, prefix8
-from thinrow.kernels.numba.jit import njit
+from thinrow.kernels.numba.intrinsics import address, pointer, prefix8
+from thinrow.kernels.numba.jit import linked, njit
 from thinrow.kernels.numba.lanes import LANES, packed_bytes
 from thinrow.kernels.numba.nested import ABSENT, DECIMAL, MARKED, MIXED, RUNS, merge, open_marked, open_nested, spread
 from thinrow.kernels.numba.unpack import (
     CHUNK,
     MAX_LOCAL,
+    ROOM,
+    SCRATCH,
     affine,
     in_bounds,
     ones,
@@ -366,10 +368,10 @@ def _nested(
         bits = np.int64((head >> np.uint64(40)) & np.uint64(0xFF))
         held, values = buffer[inner * 8 :], words[inner:]
         width, lanes = bits & (LANES - 1), bits >= LANES
-        place = out.ctypes.data + at * itemsize
+        place, begin, table = address(target), address(held), address(dictionary)
+        spare, other = address(scratch), address(room)
         if not decode_direct(
-            held.ctypes.data, len(held), kind, bits, n, first, last, dictionary.ctypes.data, len(dictionary), place,
-            itemsize, scratch.ctypes.data, room.ctypes.data,
+            begin, len(held), kind, bits, n, first, last, table, len(dictionary), place, itemsize, spare, other
         ) and not _decode_plain(
             held, values, kind, width, lanes, n, first, last, dictionary, out, at, itemsize, scratch, room
         ):  # fmt: skip
@@ -457,25 +459,32 @@ def _decode_plain(
     )
 
 
-@njit
-def decode_block(
-    address: int, length: int, codec: Any, width: Any, n_rows: int, row: int, stop: int, table: Array, out: Array,
-    at: int, itemsize: int, scratch: Array, room: Array,
-) -> bool:  # fmt: skip
-    """Rows [row, stop) of the block of ``length`` bytes at ``address``, at item ``at`` of ``out`` (uint8); False where
-    it is damaged. What ``decode_direct`` reads need not come here.
+@linked
+def decode_rows(
+    at: int, length: int, codec: int, width: int, n_rows: int, row: int, stop: int, table: int, n_table: int,
+    out: int, itemsize: int, scratch: int, room: int,
+) -> int:  # fmt: skip
+    """Rows [row, stop) of the block of ``length`` bytes at an address, to the items at ``out``; 0 where it is damaged.
 
     Codec and width are the header's; what lies where, and that the rows are the block's, the caller has checked.
-    ``table`` is the segment dictionary; ``scratch`` and ``room`` are those of ``workspace``.
+    ``table`` is the address of the segment dictionary of ``n_table`` words; ``scratch`` and ``room`` are those of
+    ``workspace``.
     """
-    kind: Any = np.int64(codec)
-    bits: Any = np.int64(width & (LANES - 1))
-    lanes = (width & LANES) != 0
-    begin = pointer(address)
+    if decode_direct(
+        at, length, codec, width, n_rows, row, stop, table, n_table, out, itemsize, scratch, room
+    ):  # fmt: skip
+        return 1
+    bits, lanes = width & (LANES - 1), (width & LANES) != 0
+    begin = pointer(at)
     buffer, words = carray(begin, (length,), np.uint8), carray(begin, (length // 8,), np.uint64)
-    if RUNS <= kind <= ABSENT:
-        return _nested(buffer, words, kind, n_rows, row, stop, table, out, at, itemsize, scratch, room)
-    return _decode_plain(buffer, words, kind, bits, lanes, n_rows, row, stop, table, out, at, itemsize, scratch, room)
+    target = carray(pointer(out), ((stop - row) * itemsize,), np.uint8)
+    dictionary = carray(pointer(table), (n_table,), np.uint64)
+    spare, other = carray(pointer(scratch), (SCRATCH,), np.uint64), carray(pointer(room), (ROOM,), np.uint64)
+    if RUNS <= codec <= ABSENT:
+        return _nested(buffer, words, codec, n_rows, row, stop, dictionary, target, 0, itemsize, spare, other)
+    return _decode_plain(
+        buffer, words, codec, bits, lanes, n_rows, row, stop, dictionary, target, 0, itemsize, spare, other
+    )
 
 
 @njit
@@ -514,11 +523,9 @@ def _decode_runs(
             return i
         table = dictionary[first : first + size]
         begin, place = address[source[b]] + block_off[b], out.ctypes.data + at * itemsize
-        if not decode_direct(
-            begin, block_len[b], np.int64(codec[b]), np.int64(width[b]), rows, row, stop, table.ctypes.data, len(table),
-            place, itemsize, scratch.ctypes.data, room.ctypes.data,
-        ) and not decode_block(
-            begin, block_len[b], codec[b], width[b], rows, row, stop, table, out, at, itemsize, scratch, room
+        if not decode_rows(
+            begin, block_len[b], codec[b], width[b], rows, row, stop, table.ctypes.data, len(table), place, itemsize,
+            scratch.ctypes.data, room.ctypes.data,
         ):  # fmt: skip
             return i
     return -1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 
@@ -28,6 +29,12 @@ def pointer(typingctx: Any, address: Any) -> Any:
         return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
 
     return types.voidptr(types.intp), emit
+
+
+@njit
+def address(array: Any) -> Any:
+    """Of an array's memory, as int64: what numba gives is unsigned, and kernels would be compiled for both."""
+    return np.int64(array.ctypes.data)
 
 
 @intrinsic

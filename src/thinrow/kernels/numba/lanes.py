@@ -27,7 +27,7 @@ from thinrow.kernels.numba.intrinsics import (
     store64,
     word_at,
 )
-from thinrow.kernels.numba.jit import njit
+from thinrow.kernels.numba.jit import njit, specialized
 
 Array = npt.NDArray[Any]
 
@@ -47,7 +47,7 @@ def packed_bytes(n: Any, width: Any, lanes: Any) -> Any:
     return ((n * width + 63) // 64 + 1) * 8
 
 
-@njit
+@specialized
 def add_lanes(
     begin: int, end: int, width: int, base: Any, scale: Any, group: int, last: int, out: int, itemsize: int
 ) -> None:
@@ -83,7 +83,7 @@ def add_lanes(
             bit, out = bit + width, out + step
 
 
-@njit
+@specialized
 def _add_narrow(begin: int, final: int, width: int, base: Any, bit: Any, many: int, out: int, itemsize: int) -> None:
     """``base + q`` of ``many`` times 64 values of at most 8 bits, which begin at bit ``bit`` of their lanes."""
     bits, step, size = np.uint64(width), 8 * width, 64 * itemsize
@@ -117,7 +117,7 @@ def move(source: int, size: int, target: int) -> None:
         put[i] = taken[i]
 
 
-@njit
+@specialized
 def exact(
     begin: int,
     end: int,
@@ -210,7 +210,7 @@ def _descents(positions: int, own: Any) -> Any:
     return n
 
 
-@njit
+@specialized
 def add_patches(at: int, rows: int, first: int, n: int, scale: Any, out: int, itemsize: int) -> None:
     """Add what the low bits of the values [first, first + n) lack, times ``scale``, to the items that they are at
     ``out``. Of ``rows`` values in all, sound, at address ``at``."""
@@ -227,7 +227,7 @@ def add_patches(at: int, rows: int, first: int, n: int, scale: Any, out: int, it
         _add_high(at, rows, first, scale, carray(place, (n,), np.uint8))
 
 
-@njit
+@specialized
 def _add_high(at: int, rows: int, first: int, scale: Any, target: Array) -> None:
     """Of one value at least, so that lanes of 64 bytes or more follow the high bits, and eight bytes can be loaded from
     where those of any begin, and eight after them."""

@@ -44,10 +44,9 @@ from thinrow.core.stripes import (
     WORDS,
     StripeTables,
 )
-from thinrow.kernels.numba.blocks import decode_block
+from thinrow.kernels.numba.blocks import decode_rows
 from thinrow.kernels.numba.crc import advance_at
-from thinrow.kernels.numba.direct import decode_direct
-from thinrow.kernels.numba.intrinsics import load64, pointer, prefetch, prefetch_range
+from thinrow.kernels.numba.intrinsics import address, load64, pointer, prefetch, prefetch_range
 from thinrow.kernels.numba.jit import njit
 from thinrow.kernels.numba.nested import LAST_CODEC
 from thinrow.kernels.numba.unpack import sound_width, workspace
@@ -338,12 +337,9 @@ def decode_stream(
             continue
         dictionary, n_words = streams[w, segment, WORDS], streams[w, segment, N_WORDS]
         n_rows, place = runs[_ROWS, k] * times, target[w, 0] + at * itemsize
-        if not decode_direct(
+        if not decode_rows(
             block[_AT], block[_BYTES], block[_CODEC], block[_WIDTH], n_rows, row, stop, dictionary, n_words, place,
             itemsize, scratch.ctypes.data, room.ctypes.data,
-        ) and not decode_block(
-            block[_AT], block[_BYTES], block[_CODEC], block[_WIDTH], n_rows, row, stop,
-            carray(pointer(dictionary), (n_words,), np.uint64), out, at, itemsize, scratch, room,
         ):  # fmt: skip
             return i
     return -1
@@ -446,12 +442,6 @@ def read_into(
     return -1
 
 
-@njit
-def _address_of(array: Array) -> Any:
-    """``thinrow.core.stripes.address_of``, ten times as fast."""
-    return array.ctypes.data
-
-
 def read_stripes(
     tables: StripeTables,
     records: Array,
@@ -485,7 +475,7 @@ def read_stripes(
         -1, or a run that something impossible was found of. Nothing outside the files, the dictionaries and the runs'
         own output ranges is ever read or written.
     """
-    places = [(_address_of(array), array.size, array.itemsize) for array in out]
+    places = [(address(array), array.size, array.itemsize) for array in out]
     target = np.array(places, np.int64).reshape(-1, 3)
     found: int = read_into(
         tables.segments,

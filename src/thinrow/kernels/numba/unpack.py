@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.kernels.numba.intrinsics import (
+    address,
     expand8,
     load64,
     popcount,
@@ -41,11 +42,12 @@ MAX_LOCAL = 4096
 #: it twice.
 CHUNK = 512
 SCRATCH = 2 * CHUNK + 16
+ROOM = MAX_LOCAL + 8
 
 
 def workspace() -> tuple[Array, Array]:
     """``scratch`` and ``room`` of decoders, uint64."""
-    return np.empty(SCRATCH, np.uint64), np.empty(MAX_LOCAL + 8, np.uint64)
+    return np.empty(SCRATCH, np.uint64), np.empty(ROOM, np.uint64)
 
 
 @njit
@@ -138,7 +140,7 @@ def _scaled_patches(
     _, low, _, _, _, lanes = patches(at, rows)
     lanes = (lanes - words.ctypes.data) >> 3
     found = _scaled_plain(buffer, words, lanes, low, True, base, scale, first, n, out)
-    add_patches(at, rows, first, n, scale, found.ctypes.data, 8)
+    add_patches(at, rows, first, n, scale, address(found), 8)
     return found
 
 
@@ -210,7 +212,7 @@ def _scaled_plain(
     if lanes:
         last = (first + n + 7) >> 3
         begin, end = words.ctypes.data + 8 * packed, words.ctypes.data + 8 * len(words)
-        add_lanes(begin, end, width, base, scale, first >> 3, last, out.ctypes.data, 8)
+        add_lanes(begin, end, width, base, scale, first >> 3, last, address(out), 8)
         return out[first & 7 : (first & 7) + n]
     unpack_string(buffer, words, packed, width, first, n, out)
     for i in range(n):
@@ -238,7 +240,7 @@ def affine(
     """``base + q * scale`` of the packed values [row, stop), cut to items of ``itemsize`` bytes, at item ``at`` of
     ``out`` (uint8); arguments as of ``scaled``, ``scratch`` of ``SCRATCH``."""
     begin, end = words.ctypes.data + 8 * packed, words.ctypes.data + 8 * len(words)
-    place, spare = out.ctypes.data + at * itemsize, scratch.ctypes.data
+    place, spare = out.ctypes.data + at * itemsize, address(scratch)
     if width == PATCHED and not head_of(words[packed])[0]:
         _, low, _, _, _, first = patches(begin, rows)
         exact(first, end, low, base, scale, row, stop, place, itemsize, spare)
