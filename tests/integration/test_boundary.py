@@ -157,7 +157,7 @@ def streamed(store: HistoryStore, table: pa.Table) -> None:
     reader = threading.Thread(target=lambda: Ingest(store, source).run(follow=True, stop=stop))
     reader.start()
     for begin in range(0, table.num_rows, 15):
-        source.put(table.slice(begin, 15)).wait(30)
+        source.put(table.slice(begin, 15)).wait(300)
         if begin == 45:
             store.compact()
     stop.set()

@@ -107,7 +107,7 @@ def test_batches_are_those_of_a_session_that_comes_later(world: World, expected:
             stream.day()
             time.sleep(0.02)
         stream.splits.seal()
-        reader.join(60)
+        reader.join(300)
         assert got == expected
         assert len(got) == session.n_batches == 7
 
@@ -184,7 +184,7 @@ def test_a_killed_session_goes_on_where_it_was(world: World, expected: list[str]
             if kills == 2:
                 stream.all()
                 seen.update({t: d for t, d in lines(process) if seen.get(t, d) == d})
-                assert process.wait(60) == 0
+                assert process.wait(300) == 0
             else:
                 # Killed once a batch has come, at whatever it does next; it may have yielded more by then.
                 for t, found in lines(process):
@@ -268,7 +268,7 @@ def test_a_killed_join_loses_and_doubles_nothing(world: World, tmp_path: Path) -
                     time.sleep(float(rng.random()) * 0.05)
                 joiner.send_signal(signal.SIGKILL)
         stream.splits.seal()
-        reader.join(60)
+        reader.join(300)
         assert sorted(i for _, ids in got for i in ids) == sorted(shown)
         assert [d for d, _ in got] == [digest(b) for b in follow(store, stream.splits, **SIZES)]
 
@@ -299,7 +299,7 @@ def test_a_batch_session_over_the_table_of_the_same_join_has_the_same_examples(w
             stream.day()
             join_stream(stream.shown, stream.happened, table, 0)
         stream.splits.seal()
-        reader.join(60)
+        reader.join(300)
         batches = list(loader(store, table, max_len=20, base_rows=5, block=2, batch_rows=10))
         assert len(batches) == len(live) == 7
         assert _examples(batches) == _examples(live)

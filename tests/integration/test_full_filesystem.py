@@ -151,7 +151,7 @@ def journal(disk: Disk, store: HistoryStore) -> int:
     def log() -> None:
         nonlocal number
         number += 1
-        opened.impressions(Impressions.of(EXAMPLES, [number], seen, candidates={"item": [[number, 9]]})).result(30)
+        opened.impressions(Impressions.of(EXAMPLES, [number], seen, candidates={"item": [[number, 9]]})).result(120)
         acknowledged.append(number)
 
     opened = Journal(disk.path / "journal", *logs_of(disk), roll_s=0.05)

@@ -144,7 +144,7 @@ class Served:
 
     def ask(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         port = self._server.servers[0].sockets[0].getsockname()[1]
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         connection.request("POST", "/v1/snapshots", json.dumps({"request_ts": 2 * HOUR_MS, **body}))
         answer = connection.getresponse()
         found = answer.status, json.loads(answer.read())

@@ -101,7 +101,7 @@ def test_close_ends_waiting_and_working_threads():
 
 def test_close_wakes_a_reader():
     hold = threading.Event()
-    engine = ThreadEngine(lambda i: hold.wait(5), first=0, stop=None, threads=1, window=1)
+    engine = ThreadEngine(lambda i: hold.wait(60), first=0, stop=None, threads=1, window=1)
     ended = []
 
     def read():
@@ -114,10 +114,10 @@ def test_close_wakes_a_reader():
     reader.start()
     closer = threading.Thread(target=engine.close)
     closer.start()
-    reader.join(5)
+    reader.join(60)
     assert ended == [True]
     hold.set()
-    closer.join(5)
+    closer.join(60)
     assert not workers()
 
 

@@ -35,7 +35,7 @@ def test_a_reader_is_made_while_another_one_is(monkeypatch: pytest.MonkeyPatch) 
     begun.wait(60)
     threads.append(threading.Thread(target=steps, args=("quick",)))
     threads[1].start()
-    passed = made.wait(20)
+    passed = made.wait(120)
     done.set()
     for thread in threads:
         thread.join()

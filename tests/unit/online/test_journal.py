@@ -55,7 +55,7 @@ def test_in_order_and_in_few_files(world: World) -> None:
     with world.journal() as journal:
         done = [journal.impressions(world.impression(i)) for i in range(200)]
         done.append(journal.outcomes(Outcomes.of("click", [3, 4], [3, 9], [110, 111])))
-        assert [f.result(10) for f in done] == [1] * 200 + [2]
+        assert [f.result(120) for f in done] == [1] * 200 + [2]
         assert world.logged() == []
     assert world.logged() == list(range(200))
     assert world.outcomes() == [3, 4]
@@ -65,7 +65,7 @@ def test_in_order_and_in_few_files(world: World) -> None:
 
 def test_rolls_by_age_and_size(world: World) -> None:
     with world.journal(roll_s=0.05) as journal:
-        journal.impressions(world.impression(1)).result(10)
+        journal.impressions(world.impression(1)).result(120)
         for _ in range(200):
             if world.logged():
                 break
@@ -73,7 +73,7 @@ def test_rolls_by_age_and_size(world: World) -> None:
         assert world.logged() == [1]
     with world.journal(roll_bytes=1) as journal:
         for i in (2, 3):
-            journal.impressions(world.impression(i)).result(10)
+            journal.impressions(world.impression(i)).result(120)
     assert world.logged() == [1, 2, 3]
     assert len(world.logs()[0].numbers()) == 3
 
@@ -101,8 +101,8 @@ def left_by_a_kill(world: World, n: int) -> Path:
     """A journal file with ``n`` impressions and two outcomes, as a killed process leaves it."""
     journal = world.journal(roll_s=1e9)
     for i in range(n):
-        journal.impressions(world.impression(i)).result(10)
-    journal.outcomes(Outcomes.of("click", [0, 1], [0, 1], [110, 111])).result(10)
+        journal.impressions(world.impression(i)).result(120)
+    journal.outcomes(Outcomes.of("click", [0, 1], [0, 1], [110, 111])).result(120)
     path = next((world.folder / "j").glob("*.journal"))
     data = path.read_bytes()
     journal._held = []
@@ -132,8 +132,8 @@ def test_what_was_brought_before_the_kill_is_not_brought_again(world: World, rol
 def test_what_was_erased_from_the_log_after_the_kill_does_not_come_back(world: World, again: bool) -> None:
     journal = world.journal(roll_s=1e9)
     for i in range(3):
-        journal.impressions(world.impression(i)).result(10)
-    journal.outcomes(Outcomes.of("click", [0, 1], [0, 1], [110, 111])).result(10)
+        journal.impressions(world.impression(i)).result(120)
+    journal.outcomes(Outcomes.of("click", [0, 1], [0, 1], [110, 111])).result(120)
     path = next((world.folder / "j").glob("*.journal"))
     data = path.read_bytes()
     journal.close()
@@ -161,9 +161,9 @@ def test_rows_that_were_brought_in_two_parts_are_told(world: World, monkeypatch:
 
     monkeypatch.setattr(OutcomeLog, "append", refused)
     journal = world.journal(roll_bytes=1)
-    journal.outcomes(Outcomes.of("click", [0], [0], [110])).result(10)
+    journal.outcomes(Outcomes.of("click", [0], [0], [110])).result(120)
     for i in range(2):
-        journal.impressions(world.impression(i)).result(10)
+        journal.impressions(world.impression(i)).result(120)
         for _ in range(200):
             if len(world.logged()) == i + 1:
                 break
@@ -182,7 +182,7 @@ def test_rows_that_were_brought_in_two_parts_are_told(world: World, monkeypatch:
 
 def test_a_full_disk_refuses_and_leaves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with world.journal(roll_s=1e9) as journal:
-        journal.impressions(world.impression(1)).result(10)
+        journal.impressions(world.impression(1)).result(120)
         real = os.fsync
 
         def full(descriptor: int) -> None:
@@ -190,15 +190,15 @@ def test_a_full_disk_refuses_and_leaves_nothing(world: World, monkeypatch: pytes
 
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(StoreError, match="nothing of the call is there"):
-            journal.impressions(world.impression(2)).result(10)
+            journal.impressions(world.impression(2)).result(120)
         monkeypatch.setattr(os, "fsync", real)
         # The file could not be mended either: nothing more is taken, what was acknowledged stays.
         assert journal.broken is not None
         with pytest.raises(StoreError, match="restart"):
-            journal.impressions(world.impression(3)).result(10)
+            journal.impressions(world.impression(3)).result(120)
     assert world.logged() == [1]
     with world.journal() as journal:
-        journal.impressions(world.impression(4)).result(10)
+        journal.impressions(world.impression(4)).result(120)
     assert world.logged() == [1, 4]
 
 
@@ -227,16 +227,16 @@ def test_a_log_that_others_damage_refuses_and_is_gone_on_with(world: World) -> N
     """Not with callers that wait for ever for a thread that has ended."""
     stray = world.folder / "i" / "notes.txt"
     with world.journal(roll_s=0.05) as journal:
-        journal.impressions(world.impression(1)).result(10)
+        journal.impressions(world.impression(1)).result(120)
         for _ in range(200):
             if world.logged():
                 break
             threading.Event().wait(0.02)
         stray.write_text("mine")
         with pytest.raises(StoreError, match="move it away"):
-            journal.impressions(world.impression(2)).result(10)
+            journal.impressions(world.impression(2)).result(120)
         stray.unlink()
-        journal.impressions(world.impression(3)).result(10)
+        journal.impressions(world.impression(3)).result(120)
     assert world.logged() == [1, 3]
 
 
@@ -252,7 +252,7 @@ def test_a_log_that_takes_nothing_for_a_while_gets_it_later(world: World, monkey
     monkeypatch.setattr(ImpressionLog, "append", damaged_twice)
     with world.journal(roll_s=0.05) as journal:
         for i in (1, 2):
-            journal.impressions(world.impression(i)).result(10)
+            journal.impressions(world.impression(i)).result(120)
             threading.Event().wait(0.3)
     assert len(refused) == 2
     assert world.logged() == [1, 2]
@@ -260,8 +260,8 @@ def test_a_log_that_takes_nothing_for_a_while_gets_it_later(world: World, monkey
 
 def test_a_schema_that_changes_between_two_calls(world: World) -> None:
     with world.journal() as journal:
-        journal.impressions(world.impression(1)).result(10)
+        journal.impressions(world.impression(1)).result(120)
         world.store.evolve(add={"shop": {"trait": "categorical", "dtype": "string", "group": "g"}})
         world.seen = world.store.snapshot([1], 100)
-        journal.impressions(world.impression(2)).result(10)
+        journal.impressions(world.impression(2)).result(120)
     assert world.logged() == [1, 2]

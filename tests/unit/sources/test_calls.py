@@ -28,8 +28,8 @@ def test_tickets_tell_when_events_are_durable(store):
     ingest = Ingest(store, source)
     reader = threading.Thread(target=lambda: ingest.run(follow=True, stop=stop))
     reader.start()
-    source.put([{"user": 7, "ts": 1, "item": 1}, {"user": "x", "ts": 1, "item": 2}]).wait(20)
-    source.put(pa.table({"user": [7], "ts": [2], "item": [3]})).wait(20)
+    source.put([{"user": 7, "ts": 1, "item": 1}, {"user": "x", "ts": 1, "item": 2}]).wait(120)
+    source.put(pa.table({"user": [7], "ts": [2], "item": [3]})).wait(120)
     assert store.read([7], 100).histories.to_jagged("item").values.tolist() == [1, 3]
     assert [x.payload for x in store.dead_letters.read()] == [b'{"user": "x", "ts": 1, "item": 2}']
     stop.set()
