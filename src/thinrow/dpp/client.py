@@ -310,6 +310,12 @@ def _workers(workers: int | None, threads: int | None) -> int:
     return (os.cpu_count() or 1) if given is None else given
 
 
+def _checked(table: ExampleTable) -> ExampleTable:
+    if not isinstance(table, ExampleTable):
+        raise InputError(f"table={table!r} is a {type(table).__name__}; open it first: ExampleTable.open({table!r})")
+    return table
+
+
 class Pinnable(Protocol):
     """A history store."""
 
@@ -338,6 +344,7 @@ def loader(
     workers: int | None = None,
     threads: int | None = None,
     prefetch: int | None = None,
+    cache_bytes: int = 0,
     verify: bool = True,
     on_missing: OnMissing = "fail",
     on_poison: OnPoison = "fail",
@@ -373,9 +380,7 @@ def loader(
     short = RowFilter(since_ms, until_ms, user_share, user_seed)
     if rows is not None and short != RowFilter():
         raise InputError(f"both rows={rows} and {short}; put all of it into rows")
-    if not isinstance(table, ExampleTable):
-        raise InputError(f"table={table!r} is a {type(table).__name__}; open it first: ExampleTable.open({table!r})")
-    generation = store if isinstance(store, Generation) else store.pin()
+    table, generation = _checked(table), store if isinstance(store, Generation) else store.pin()
     snapshot = table.snapshot_id if snapshot_id is None else snapshot_id
     spec = SessionSpec(
         table=table.name,
@@ -393,6 +398,7 @@ def loader(
         interleave=interleave,
         workers=_workers(workers, threads),
         prefetch=int(generation.objects.concurrency > 1) if prefetch is None else prefetch,
+        cache_bytes=cache_bytes,
         verify=verify,
         on_missing=on_missing,
         on_poison=on_poison,
@@ -405,7 +411,9 @@ def _over(
 ) -> Loader:
     # A base batch ends within a row group, which the next one of its split goes on with.
     cached_rows = (2 * spec.interleave + spec.workers) * (ROW_GROUP_ROWS + spec.base_rows)
-    source = TableSource(table, snapshot_id, generation, cached_rows=cached_rows, rows=spec.rows)
+    source = TableSource(
+        table, snapshot_id, generation, cached_rows=cached_rows, rows=spec.rows, cache_bytes=spec.cache_bytes
+    )
     order = spec.order(source.split_rows, None if spec.budget is None else source.sizes())
     hold, count = partial(_held, generation), partial(count_read, generation, spec.projection)
     return Loader(spec, source, hold=hold, order=order, count=count, **rest)
