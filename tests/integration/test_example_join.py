@@ -170,7 +170,7 @@ print("done", flush=True)
 def test_sigkill_loses_and_doubles_nothing(tmp_path: Path) -> None:
     expected, totals = _reference(tmp_path / "a")
     place = _filled(tmp_path / "b")
-    delays, kills = [0.0, 0.05, 0.12, 0.2, 0.03, 0.3], 0
+    delays, kills = [0.0, 0.05, 0.2], 0
     for delay in delays:
         child = subprocess.Popen([sys.executable, "-c", _CHILD, str(place.path)], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None

@@ -123,7 +123,7 @@ def cut_everywhere(tmp_path: Path, every: int, torn: int) -> int:
 
 
 def test_cut_off_after_some_calls(tmp_path: Path) -> None:
-    cut_everywhere(tmp_path, every=211, torn=0)
+    cut_everywhere(tmp_path, every=421, torn=0)
 
 
 @pytest.mark.slow

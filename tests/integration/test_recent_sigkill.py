@@ -140,7 +140,7 @@ def kill_and_check(tmp_path, rounds, seed):
 
 
 def test_killed_at_random_moments(tmp_path):
-    kill_and_check(tmp_path, rounds=6, seed=1)
+    kill_and_check(tmp_path, rounds=3, seed=1)
 
 
 @pytest.mark.slow

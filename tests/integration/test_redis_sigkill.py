@@ -144,7 +144,7 @@ def kill_and_check(tmp_path, rounds, seed):
 
 
 def test_killed_at_random_moments(tmp_path):
-    kill_and_check(tmp_path, rounds=6, seed=1)
+    kill_and_check(tmp_path, rounds=4, seed=1)
 
 
 @pytest.mark.slow

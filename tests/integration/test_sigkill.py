@@ -217,7 +217,7 @@ def kill_and_check(path: Path, rounds: int, seed: int) -> dict[str, int]:
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    kill_and_check(tmp_path, rounds=5, seed=1)
+    kill_and_check(tmp_path, rounds=3, seed=1)
 
 
 @pytest.mark.slow
