@@ -8,8 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= demo-out
 BENCH ?= reconstruct --quick
-# Processes that the tests run in, each file in one of them: one more than two processors, since many tests wait for others.
-JOBS ?= 3
+# Processes that the tests run in, each file in one of them: two for each of two processors, since many tests wait for others.
+JOBS ?= 4
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test bench lint clean

@@ -40,7 +40,9 @@ def kill_one(reader: Loader, rng: np.random.Generator, killed: set[int]) -> None
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("changes", [{}, {"budget": BatchBudget(limit=60)}], ids=["blocks", "budget"])
+@pytest.mark.parametrize(
+    "changes", [pytest.param({}, marks=pytest.mark.slow), {"budget": BatchBudget(limit=60)}], ids=["blocks", "budget"]
+)
 def test_ranks_and_an_evaluation_get_their_batches_whatever_dies(
     world: World, changes: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -62,7 +62,7 @@ class _Place:
         return whole.take(np.argsort(whole.request_id, kind="stable"))
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(st.integers(0, 2**32), st.booleans())
 def test_joins_over_logs_are_joins_in_memory(tmp_path_factory: pytest.TempPathFactory, seed: int, prune: bool) -> None:
     place, rng = _Place(tmp_path_factory.mktemp("join")).make(), np.random.default_rng(seed)

@@ -96,7 +96,7 @@ def given_as(how: str, table: pa.Table, folder: Path, cuts: list[int]) -> Any:
     return folder
 
 
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(
     seed=st.integers(0, 1 << 30),
     sizes=st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 60)),

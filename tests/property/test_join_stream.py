@@ -99,7 +99,7 @@ def _stream(place: _Place, seed: int, lateness: int, correct: int, *, repeats: b
     return happened
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(st.integers(0, 2**32), st.sampled_from([0, 5, 60]), st.sampled_from([0, 30]))
 def test_any_steps_write_what_one_step_writes(
     tmp_path_factory: pytest.TempPathFactory, seed: int, lateness: int, correct: int
@@ -125,7 +125,7 @@ def test_any_steps_write_what_one_step_writes(
         assert (again.examples, again.counts) == (0, JoinCounts())
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(st.integers(0, 2**32))
 def test_within_the_lateness_it_is_the_join_in_memory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     place = _Place(tmp_path_factory.mktemp("stream"), "t")
@@ -140,7 +140,7 @@ def test_within_the_lateness_it_is_the_join_in_memory(tmp_path_factory: pytest.T
     assert report.totals.labelled == expected.counts.labelled
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(st.integers(0, 2**32), st.sampled_from([0, 20]))
 def test_corrected_examples_are_those_of_the_join_in_memory(
     tmp_path_factory: pytest.TempPathFactory, seed: int, lateness: int

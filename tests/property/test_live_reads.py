@@ -114,7 +114,7 @@ def _same(a: Reconstruction, b: Reconstruction) -> None:
     np.testing.assert_array_equal(a.kept, b.kept)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_live_read_is_a_snapshot_and_its_reconstruction(tmp_path: Path, data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
