@@ -231,11 +231,12 @@ class Compacting:
             if self._ended.is_set():
                 return
             self._due.clear()
-            appended = self._appended
+            # Before it is done: what is appended meanwhile is counted from here on.
+            before, self._taken = self._taken, self._appended
             try:
                 self._store.compact()
-                self._taken = appended
             except ThinrowError as e:
+                self._taken = before
                 click.echo(f"thinrow: the compaction failed, and is tried again: {e}", err=True)
                 self._ended.wait(_PAUSE_S)
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreError
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.budget import BatchBudget
-from thinrow.dpp.engines import Engine, EngineChoice, EngineName, Threads, engine_of
+from thinrow.dpp.engines import Engine, EngineChoice, EngineName, Processes, Shared, Threads, engine_of
 from thinrow.dpp.merge import BatchMaker, Whole, merge
 from thinrow.dpp.order import Order
 from thinrow.dpp.poison import OnPoison, Poisoned, Quarantine, QuarantineFile
@@ -104,6 +104,8 @@ class Loader:
         self._worker = Worker(spec, self._order, source)
         self._hold = hold
         self._choice = engine_of(engine)
+        #: What makes items, whoever says how many workers it may have.
+        self._makes = engine_of(self._choice.engine) if isinstance(self._choice, Shared) else self._choice
         self._count = None if self._choice.in_process else count
         self._engine: Engine[Produced] | Engine[Whole] | None = None
         self._t = -1
@@ -151,8 +153,8 @@ class Loader:
         """Batches as workers made them."""
         maker = BatchMaker(self._worker, self._order, self.rank, self.n_ranks, self.spec.prefetch)
         window = max(self.spec.workers + 1, -(-self.spec.window // self.spec.block))
-        if not self._choice.in_process:
-            # What bounds their memory is the engine's; so many make up for a worker that died.
+        if isinstance(self._makes, Processes):
+            # What bounds their memory is the engine's, in bytes; so many make up for a worker that died.
             window = max(window, 4 * self.spec.workers)
         make = maker.make_here if self._choice.in_process else maker.make
         engine = self._choice.start(
@@ -176,7 +178,7 @@ class Loader:
         """Batches put together here from base batches."""
         order, spec = self._order, self.spec
         first = order.bases_of(self._t + 1).start
-        workers = spec.workers * (1 + spec.prefetch) if isinstance(self._choice, Threads) else spec.workers
+        workers = spec.workers * (1 + spec.prefetch) if isinstance(self._makes, Threads) else spec.workers
         engine = self._choice.start(
             self._worker.produce, first=first, stop=order.n_bases, workers=workers, window=spec.window
         )
@@ -310,12 +312,6 @@ def _workers(workers: int | None, threads: int | None) -> int:
     return (os.cpu_count() or 1) if given is None else given
 
 
-def _checked(table: ExampleTable) -> ExampleTable:
-    if not isinstance(table, ExampleTable):
-        raise InputError(f"table={table!r} is a {type(table).__name__}; open it first: ExampleTable.open({table!r})")
-    return table
-
-
 class Pinnable(Protocol):
     """A history store."""
 
@@ -344,7 +340,6 @@ def loader(
     workers: int | None = None,
     threads: int | None = None,
     prefetch: int | None = None,
-    cache_bytes: int = 0,
     verify: bool = True,
     on_missing: OnMissing = "fail",
     on_poison: OnPoison = "fail",
@@ -380,7 +375,9 @@ def loader(
     short = RowFilter(since_ms, until_ms, user_share, user_seed)
     if rows is not None and short != RowFilter():
         raise InputError(f"both rows={rows} and {short}; put all of it into rows")
-    table, generation = _checked(table), store if isinstance(store, Generation) else store.pin()
+    if not isinstance(table, ExampleTable):
+        raise InputError(f"table={table!r} is a {type(table).__name__}; open it first: ExampleTable.open({table!r})")
+    generation = store if isinstance(store, Generation) else store.pin()
     snapshot = table.snapshot_id if snapshot_id is None else snapshot_id
     spec = SessionSpec(
         table=table.name,
@@ -398,7 +395,6 @@ def loader(
         interleave=interleave,
         workers=_workers(workers, threads),
         prefetch=int(generation.objects.concurrency > 1) if prefetch is None else prefetch,
-        cache_bytes=cache_bytes,
         verify=verify,
         on_missing=on_missing,
         on_poison=on_poison,
@@ -411,9 +407,7 @@ def _over(
 ) -> Loader:
     # A base batch ends within a row group, which the next one of its split goes on with.
     cached_rows = (2 * spec.interleave + spec.workers) * (ROW_GROUP_ROWS + spec.base_rows)
-    source = TableSource(
-        table, snapshot_id, generation, cached_rows=cached_rows, rows=spec.rows, cache_bytes=spec.cache_bytes
-    )
+    source = TableSource(table, snapshot_id, generation, cached_rows=cached_rows, rows=spec.rows)
     order = spec.order(source.split_rows, None if spec.budget is None else source.sizes())
     hold, count = partial(_held, generation), partial(count_read, generation, spec.projection)
     return Loader(spec, source, hold=hold, order=order, count=count, **rest)

@@ -15,20 +15,18 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from thinrow.core.errors import CorruptionError, Erased, InputError, ObjectNotFound, StoreNotFound
 from thinrow.core.users import plain
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.budget import SIZE_COLUMNS, RowSizes, row_sizes
-from thinrow.dpp.decoded import DecodedRows
 from thinrow.dpp.order import Base, Order
 from thinrow.dpp.poison import Poisoned, halve, told
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec
 from thinrow.examples.datafiles import ROW_GROUP_ROWS
 from thinrow.examples.records import ExampleBatch
-from thinrow.examples.table import DECODED, ExampleTable
+from thinrow.examples.table import ExampleTable
 from thinrow.features import EVENT_TS, REQUEST_TS, FeaturePlan, featurize
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.reader import ReadStats
@@ -91,15 +89,13 @@ class TableSource:
         *,
         cached_rows: int,
         rows: RowFilter | None = None,
-        cache_bytes: int = 0,
     ) -> None:
         table.check_buckets(generation.n_buckets)
-        cache = _Cache(cached_rows, DecodedRows(table.path / DECODED, cache_bytes))
-        self._set(table, generation, cache, _open_view(table, snapshot_id, rows or RowFilter(), cache))
+        self._set(table, generation, cached_rows, _open_view(table, snapshot_id, rows or RowFilter(), cached_rows))
 
-    def _set(self, table: ExampleTable, generation: Generation, cache: _Cache, view: _View) -> None:
+    def _set(self, table: ExampleTable, generation: Generation, cached_rows: int, view: _View) -> None:
         self._table, self._generation = table, generation
-        self._cache = cache
+        self._cached_rows = cached_rows
         self._lock = threading.Lock()
         self._view = view
 
@@ -107,7 +103,7 @@ class TableSource:
         """Opened again in another process, on the rows that this one has: what was kept or erased is not asked anew."""
         table, generation, view = self._table, self._generation, self._view
         place = table.path, table.name, generation.objects, generation.number
-        return _reopened, (*place, self._cache, view.snapshot_id, view.splits)
+        return _reopened, (*place, self._cached_rows, view.snapshot_id, view.splits)
 
     @property
     def split_rows(self) -> tuple[int, ...]:
@@ -159,7 +155,7 @@ def _reopened(
     name: str,
     objects: ObjectStore,
     number: int,
-    cache: _Cache,
+    cached_rows: int,
     snapshot_id: int | None,
     splits: list[_Split],
 ) -> TableSource:
@@ -173,13 +169,13 @@ def _reopened(
             raise
     table = ExampleTable.open(path, name)
     source = TableSource.__new__(TableSource)
-    source._set(table, generation, cache, _View(table, snapshot_id, splits, cache))
+    source._set(table, generation, cached_rows, _View(table, snapshot_id, splits, cached_rows))
     return source
 
 
-def _open_view(table: ExampleTable, snapshot_id: int | None, rows: RowFilter, cache: _Cache) -> _View:
+def _open_view(table: ExampleTable, snapshot_id: int | None, rows: RowFilter, cached_rows: int) -> _View:
     if snapshot_id is None:
-        return _View(table, None, [_Split.of(0, None, None)] * table.n_buckets, cache)
+        return _View(table, None, [_Split.of(0, None, None)] * table.n_buckets, cached_rows)
     try:
         stored = table.buckets(snapshot_id)
         gone: dict[int, Ints] = {}
@@ -203,24 +199,16 @@ def _open_view(table: ExampleTable, snapshot_id: int | None, rows: RowFilter, ca
         lost = gone.get(bucket)
         present = None if lost is None else np.delete(np.arange(n + len(lost)), lost)
         splits.append(_Split.of(n, kept, present, 0 if lost is None else n + len(lost)))
-    return _View(table, snapshot_id, splits, cache)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cache:
-    """How many decoded rows a reader holds, and those that it shares with others."""
-
-    rows: int
-    shared: DecodedRows
+    return _View(table, snapshot_id, splits, cached_rows)
 
 
 class _View:
     """The splits of one snapshot, and decoded rows of it. Safe for threads."""
 
-    def __init__(self, table: ExampleTable, snapshot_id: int | None, splits: list[_Split], cache: _Cache) -> None:
+    def __init__(self, table: ExampleTable, snapshot_id: int | None, splits: list[_Split], cached_rows: int) -> None:
         self.splits, self.snapshot_id = splits, snapshot_id
         self._table = table
-        self._cache, self._held_rows = cache, 0
+        self._cached_rows, self._held_rows = cached_rows, 0
         self._lock = threading.Lock()
         self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
 
@@ -266,7 +254,7 @@ class _View:
             )
         snapshot_id, gone = found
         splits = [s.without(gone.get(bucket)) for bucket, s in enumerate(self.splits)]
-        return _View(self._table, snapshot_id, splits, self._cache)
+        return _View(self._table, snapshot_id, splits, self._cached_rows)
 
     def _chunk(self, split: int, chunk: int) -> ExampleBatch:
         with self._lock:
@@ -275,28 +263,15 @@ class _View:
                 self._held_rows += self.splits[split].rows_of(chunk)
             held = self._chunks[split, chunk]
             self._chunks.move_to_end((split, chunk))
-            while self._held_rows > self._cache.rows and len(self._chunks) > 1:
+            while self._held_rows > self._cached_rows and len(self._chunks) > 1:
                 (old_split, old_chunk), _ = self._chunks.popitem(last=False)
                 self._held_rows -= self.splits[old_split].rows_of(old_chunk)
         # One thread decodes; others that want the same chunk wait for it, not for other chunks.
         with held.lock:
             if held.examples is None:
-                held.examples = self._decoded(split, *self.splits[split].stored_rows(chunk))
+                start, stop, rows = self.splits[split].stored_rows(chunk)
+                held.examples = self._table.read_bucket(split, self.snapshot_id, start=start, stop=stop, rows=rows)
             return held.examples
-
-    def _decoded(self, split: int, start: int, stop: int, kept: Ints | None) -> ExampleBatch:
-        table, shared, snapshot_id = self._table, self._cache.shared, self.snapshot_id
-        if not shared.max_bytes or snapshot_id is None:
-            return table.read_bucket(split, snapshot_id, start=start, stop=stop, rows=kept)
-        key = shared.key(table, snapshot_id, split, start, stop, kept)
-        rows = shared.get(key)
-        if rows is None:
-            rows = table.scan_bucket(split, snapshot_id, start=start, stop=stop)
-            rows = rows if kept is None else rows.take(pa.array(kept))
-            path = shared.put(key, rows)
-            if path is not None and table.successor(snapshot_id) is not None:
-                path.unlink(missing_ok=True)
-        return ExampleBatch.from_arrow(rows, table.event_schema, table.example_schema)
 
 
 @dataclass(frozen=True, slots=True)

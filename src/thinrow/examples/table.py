@@ -13,7 +13,6 @@ Worked example: two appends, then ``cluster``, with N = 2 (rows as ``user@reques
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -79,8 +78,6 @@ from thinrow.schema.example_schema import ExampleSchema
 
 #: Age at which a file that no snapshot ever named is taken for one left by a killed writer.
 ORPHAN_AGE_S = 3600.0
-#: Folder in a table's, of decoded rows that readers keep (``thinrow.dpp.decoded``); none outlive an erasure.
-DECODED = "decoded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +317,6 @@ class ExampleTable:
             properties = carried_state(table) | history.after(before)
             tx.update_snapshot(snapshot_properties=properties).fast_append().commit()
         self._committed(table)
-        shutil.rmtree(self.path / DECODED, ignore_errors=True)
         self.remove_unreferenced()
         live = files_named(self._refreshed())
         for stray in left:

@@ -119,7 +119,7 @@ def same(one: Item, other: Item) -> bool:
 def digest(batch: Batch) -> str:
     """The content of a batch, independent of how it is laid out."""
     rows: dict[str, Any] = {
-        n: batch.histories.to_jagged(n) for n in ("event_ts", "arrival", *batch.histories.events.columns)
+        f"history.{n}": batch.histories.to_jagged(n) for n in ("event_ts", "arrival", *batch.histories.events.columns)
     }
     columns = rows | batch.context | batch.candidates | batch.labels | batch.features | {"model": batch.model_version}
     h = hashlib.sha256(repr([(n, c.to_arrow().to_pylist()) for n, c in sorted(columns.items())]).encode())

@@ -96,7 +96,8 @@ def digest(batch: Batch) -> str:
     """Content of a batch, independent of how it is laid out (which codes a dictionary gives, say)."""
     h = hashlib.sha256()
     names = ["event_ts", *batch.histories.events.columns]
-    rows = {n: batch.histories.to_jagged(n).to_arrow().to_pylist() for n in names}
+    # Under names of their own: a candidate's column may have the name of a history's.
+    rows = {f"history.{n}": batch.histories.to_jagged(n).to_arrow().to_pylist() for n in names}
     rows |= {n: c.to_arrow().to_pylist() for n, c in batch.context.items()}
     for group in (batch.candidates, batch.labels, batch.features):
         rows |= {n: c.to_arrow().to_pylist() for n, c in group.items()}

@@ -6,9 +6,9 @@ for one worker, which writes one packed item into it; the reader's arrays are vi
 the same worker gets it again, with its pages in place.
 
 Bounds, with ``limit`` bytes: what waits for the reader, is being written or is free to be written again takes
-``limit`` and one item at most (the item that the reader waits for is never refused). What the reader keeps takes
-``limit`` and one item more, in ``MAX_KEPT`` segments at most; of batches kept beyond that, the next ones are copied
-into ordinary memory when they are delivered.
+``limit`` and twice one item at most (the item that the reader waits for is never refused, nor its backup). What the
+reader keeps takes ``limit`` and one item more, in ``MAX_KEPT`` segments at most; of batches kept beyond that, the next
+ones are copied into ordinary memory when they are delivered.
 """
 
 from __future__ import annotations

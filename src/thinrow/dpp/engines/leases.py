@@ -131,8 +131,9 @@ class Leases(Generic[W]):
             self._late.discard(-1 if item is None else item)
             return None
         if item not in self._out.values():
+            # With a backup, the end of both counts as one: they may have waited for the same disk.
             heapq.heappush(self._returned, item)
-        self._ended[item] = self._ended.get(item, 0) + 1
+            self._ended[item] = self._ended.get(item, 0) + 1
         return item
 
     def ended(self, item: int) -> int:
