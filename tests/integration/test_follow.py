@@ -322,7 +322,7 @@ def test_opening_reads_what_it_goes_on_with_and_waiting_lists_nothing(
     rows = ExampleBatch.concat(whole)
     log = SplitLog(tmp_path / "many", stream.splits.event_schema, EXAMPLES)
     number = None
-    for i in range(240):
+    for i in range(600):
         # Every third split is one of outcomes that were counted, without rows.
         part = rows.take(np.array([i % len(rows)] if i % 3 else [], np.int64))
         number = log.append_after(number, part, "{}")
@@ -334,7 +334,7 @@ def test_opening_reads_what_it_goes_on_with_and_waiting_lists_nothing(
         reads, lists = _counted(monkeypatch, "read"), _counted(monkeypatch, "numbers")
         again = follow(store, SplitLog(tmp_path / "many", stream.splits.event_schema, EXAMPLES), **SIZES)
         again.load_state_dict(state)
-        assert reads == [240]
+        assert reads == [600]
         assert digest(next(iter(again))) == expected[30]
         again.close()
         # Halving, then what the workers read ahead.
@@ -343,7 +343,7 @@ def test_opening_reads_what_it_goes_on_with_and_waiting_lists_nothing(
         waiting.load_state_dict({**state, "t": 39})
         assert not lists
         reads.clear()
-        with pytest.raises(StoreError, match="160 rows"):
+        with pytest.raises(StoreError, match="400 rows"):
             list(waiting)
         # The newest when it was opened, nothing while it waits; in the end each worker lists, for a split that is lost.
         assert len(reads) < 20
