@@ -127,8 +127,10 @@ class Leases(Generic[W]):
         worker has it out, too."""
         item = self._out.pop(worker, None)
         self._since.pop(worker, None)
-        if item is None or item in self._late:
-            self._late.discard(-1 if item is None else item)
+        if item is None:
+            return None
+        if item in self._late:
+            self._late.remove(item)
             return None
         if item not in self._out.values():
             # With a backup, the end of both counts as one: they may have waited for the same disk.

@@ -64,7 +64,6 @@ class BlockTier(ABC):
         self._schema = schema
         self._name = name
         self._floor = 0
-        self._floor_for_all = np.array([0])
         self._plans: dict[int, tuple[BatchCheck, EventSchema | None]] = {}
         #: Calls that look their ids up first, after one that took a known one for new.
         self._look_first = 0
@@ -272,9 +271,7 @@ class BlockTier(ABC):
 
     def _floors(self, txn: Reading, keys: list[bytes]) -> npt.NDArray[np.int64]:
         """(U,) the number up to which (inclusive) none is given to each user; (1,) where it is the same for all."""
-        if self._floor_for_all[0] != self._floor:
-            self._floor_for_all = np.array([self._floor])
-        return self._floor_for_all
+        return np.array([self._floor])
 
     def _known(self, txn: Reading, batch: Batch) -> npt.NDArray[np.int64] | None:
         """Arrival of the rows whose id was appended before, 0 of the others; None where there is no such row."""

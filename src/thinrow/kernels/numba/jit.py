@@ -65,8 +65,8 @@ def linked(function: F) -> F:
     """Compile once, now, what kernels call by its address: int64 arguments to an int64.
 
     numba puts a copy of whatever a kernel calls into the kernel, and optimises each copy anew. Worked example: with the
-    decoders linked, the nine kernels that read blocks are compiled in a quarter of the time. A call costs 4 ns. What is
-    linked raises nothing and allocates nothing. (decision 048)
+    decoders linked, all that two property tests of reads use is compiled in 165 s in place of 234. A call costs 4 ns.
+    What is linked raises nothing and allocates nothing. (decision 048)
     """
     compiled: Any = njit(function)
     if compiled is function:
