@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from thinrow.core.buffers import Buffers
 from thinrow.kernels import BACKENDS, kernel, use
+from thinrow.storage.codecs import LAST_CODEC, ZSTD_BYTES
 from thinrow.testing.fuzz.guard import guarded
 
 Array = npt.NDArray[Any]
@@ -222,3 +223,14 @@ def test_each_fault_is_met(codec: int, fault: str) -> None:
             met += 1
             assert [read_fixed(block, 0, 500, itemsize, name)[0] for name in BACKENDS] == [0] * len(BACKENDS)
     assert met > 0
+
+
+@pytest.mark.parametrize("codec", [c for c in range(LAST_CODEC + 1) if c != ZSTD_BYTES])
+def test_of_a_block_of_no_rows_nothing_beside_it_is_read(codec: int) -> None:
+    """All that such a block says of itself is 0: no restarts, no words, no marks."""
+    for width in (0, 1, 64, LANES, LANES | 64, PATCHED):
+        for size in (0, 8, 16, 24, 32, 64, 128):
+            block = Forged(codec, width, 0, bytes(size), wrong=False)
+            for itemsize in (1, 2, 4, 8):
+                found = [read_fixed(block, 0, 0, itemsize, name) for name in BACKENDS]
+                assert found[0] == found[1], (width, size, itemsize)

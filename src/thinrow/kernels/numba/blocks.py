@@ -443,7 +443,9 @@ def _decode_plain(
         sound, n_restarts, k = _restarts(words, width, lanes, n_rows, row, stop)
         if not sound:
             return False
-        _delta(buffer, words, n_rows, width, lanes, n_restarts, k, row, stop, out, at, itemsize, scratch)
+        # Of no rows there need not be a restart.
+        if row < stop:
+            _delta(buffer, words, n_rows, width, lanes, n_restarts, k, row, stop, out, at, itemsize, scratch)
         return True
     packed: Any = 0
     table = dictionary

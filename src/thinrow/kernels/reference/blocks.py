@@ -122,7 +122,7 @@ def _delta(block: Array, width: int, n_rows: int, empty: bool) -> Array:
     check(empty or (n > 0 and rows[0] == 0))
     moved = step + q * scale
     out = np.zeros(n_rows, np.uint64)
-    for first, last, value in zip(rows, [*rows[1:], n_rows], _u64(block, values_at, n), strict=True):
+    for first, last, value in zip(rows, np.append(rows, n_rows)[1:], _u64(block, values_at, n), strict=True):
         moved[first] = value
         out[first:last] = np.cumsum(moved[first:last], dtype=np.uint64)
     return out
