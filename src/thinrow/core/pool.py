@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 #: Smaller arrays come from the allocator, which keeps them itself.
 SMALLEST_BYTES = 1 << 16
+#: Bytes of a cache line.
+_LINE = 64
 #: Memory that waits at most.
 KEPT_BYTES = 512 << 20
 
@@ -43,7 +45,8 @@ class Pool:
         self._lock = threading.RLock()
 
     def empty(self, n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """(n,) array with arbitrary contents; its memory comes back when no array or view refers to it."""
+        """(n,) array with arbitrary contents; its memory comes back when no array or view refers to it. What is not
+        small begins at a cache line."""
         kind = np.dtype(dtype)
         n_bytes = n * kind.itemsize
         if n_bytes < SMALLEST_BYTES:
@@ -55,7 +58,7 @@ class Pool:
             if block is not None:
                 self._waiting -= size
         if block is None:
-            block = np.empty(size, np.uint8).view(_Block)
+            block = _aligned(size)
         loan = cast(_Block, block[:n_bytes])
         loan.lent = self, block
         return loan.view(np.ndarray).view(kind)
@@ -80,6 +83,13 @@ class Pool:
             while waiting and self._waiting > self._kept_bytes:
                 waiting.pop()
                 self._waiting -= size
+
+
+def _aligned(size: int) -> _Block:
+    """Fresh memory from a cache line on."""
+    memory = np.empty(size + _LINE, np.uint8).view(_Block)
+    first = -memory.ctypes.data % _LINE
+    return cast(_Block, memory[first : first + size])
 
 
 def _size_of(n_bytes: int) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError
+from thinrow.core.pool import empty
 from thinrow.embeddings.blocks import RowBlocks
 from thinrow.embeddings.budget import Budget, Usage
 from thinrow.embeddings.index import INDEX_BYTES, KeyIndex
@@ -174,7 +175,7 @@ class DynamicTable:
         """
         rows = _int64("rows", rows)
         if out is None:
-            out = np.empty((len(rows), self.dim), self.dtype)
+            out = empty(len(rows) * self.dim, self.dtype).reshape(len(rows), self.dim)
         elif out.shape != (len(rows), self.dim) or out.dtype != self.dtype or not out.flags.carray:
             raise InputError(
                 f"out is {out.dtype} {out.shape}; it must be a writable, C-contiguous {self.dtype} array of "
@@ -224,9 +225,9 @@ class DynamicTable:
         if self.budget is not None and rows.min(initial=0) == -1:
             held = rows != -1
             rows, gradient = rows[held], gradient[held]
-        outside = np.flatnonzero((rows < 0) | (rows >= len(self)))
-        if len(outside):
-            raise InputError(f"gradient of row {rows[outside[0]]}; rows are in [0, {len(self)}): look keys up first")
+        if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(self):
+            outside = rows[(rows < 0) | (rows >= len(self))]
+            raise InputError(f"gradient of row {outside[0]}; rows are in [0, {len(self)}): look keys up first")
         if len(rows):
             self._gradients.append(self._summed(rows, np.ascontiguousarray(gradient)))
 
@@ -330,7 +331,7 @@ class DynamicTable:
 
     def _summed(self, rows: Ints, gradient: Floats) -> tuple[Ints, Floats]:
         distinct, starts, order = kernel("group_rows")(rows, len(self))
-        sums = np.empty((len(distinct), self.dim), self.dtype)
+        sums = empty(len(distinct) * self.dim, self.dtype).reshape(len(distinct), self.dim)
         bad = kernel("sum_groups")(gradient, order, starts, sums)
         if bad >= 0:
             column = int(np.flatnonzero(~np.isfinite(sums[bad]))[0])

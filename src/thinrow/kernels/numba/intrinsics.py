@@ -18,7 +18,7 @@ from thinrow.core.wrap import GOLDEN64
 from thinrow.kernels.numba.jit import intrinsic, njit
 
 #: Bytes of a cache line.
-_LINE = 64
+LINE = 64
 
 
 @intrinsic
@@ -54,8 +54,24 @@ def prefetch(typingctx: Any, address: Any) -> Any:
 @njit
 def prefetch_range(begin: int, size: int) -> None:
     """``prefetch`` every line of ``size`` bytes from an address on."""
-    for at in range(begin, begin + size, _LINE):
+    for at in range(begin, begin + size, LINE):
         prefetch(at)
+
+
+@intrinsic
+def pass_line(typingctx: Any, source: Any, target: Any) -> Any:
+    """Copy 64 bytes, at any alignment, to a cache line that nobody is about to read: it is written past the caches."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        line = ir.VectorType(ir.IntType(64), 8)
+        found = builder.load(builder.inttoptr(args[0], line.as_pointer()))
+        found.align = 1
+        put = builder.store(found, builder.inttoptr(args[1], line.as_pointer()))
+        put.align = LINE
+        put.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), emit
 
 
 @intrinsic

@@ -17,19 +17,20 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.core import types
 
 from thinrow.core.wrap import GOLDEN64, MASK64, mix64
-from thinrow.kernels.numba.intrinsics import prefetch, prefetch_range
+from thinrow.kernels.numba.intrinsics import LINE, address, pass_line, prefetch, prefetch_range
 from thinrow.kernels.numba.jit import intrinsic, njit
 from thinrow.kernels.numba.scalar import GOLDEN, mix
 from thinrow.kernels.numba.threads import even_bounds, slice_count, spread
+from thinrow.kernels.reference import table as reference
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.int64]
 
 _S32, _S40 = np.uint64(32), np.uint64(40)
 
-_AHEAD = 8
-_LINE = 64
-#: Bits of a row number that one pass of the sort looks at.
+_AHEAD = 16
+_PAST_BYTES = 1 << 22
+#: Bits of a row number that one pass of the sort looks at, at most.
 _DIGIT = 11
 
 
@@ -151,6 +152,8 @@ def _start(
 def _gather(addresses: Ints, shift: int, n_rows: int, rows: Ints, out: Floats, first: int, last: int) -> int:
     width = out.shape[1]
     row_bytes = width * out.itemsize
+    # What is larger than a cache would only push out of it what is read next.
+    past = out.nbytes >= _PAST_BYTES and row_bytes % LINE == 0 and address(out) % LINE == 0
     bad = -1
     for i in range(first, last):
         if i + _AHEAD < last:
@@ -158,7 +161,11 @@ def _gather(addresses: Ints, shift: int, n_rows: int, rows: Ints, out: Floats, f
             if 0 <= row < n_rows:
                 prefetch_range(_address(addresses, shift, row, row_bytes), row_bytes)
         row = rows[i]
-        if 0 <= row < n_rows:
+        if past and 0 <= row < n_rows:
+            begin = _address(addresses, shift, row, row_bytes)
+            for at in range(0, row_bytes, LINE):
+                pass_line(begin + at, address(out) + i * row_bytes + at)
+        elif 0 <= row < n_rows:
             value = carray(_pointer(_address(addresses, shift, row, row_bytes), out), (width,))
             for c in range(width):
                 out[i, c] = value[c]
@@ -171,37 +178,50 @@ def _gather(addresses: Ints, shift: int, n_rows: int, rows: Ints, out: Floats, f
 
 
 @njit
-def group_rows(rows: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
-    n = len(rows)
-    by_row, order = rows.copy(), np.arange(n)
-    next_by_row, next_order = np.empty_like(by_row), np.empty_like(order)
-    ends = np.empty(1 << _DIGIT, np.int64)
-    shift = 0
-    while (n_rows - 1) >> shift > 0:
-        ends[:] = 0
-        for i in range(n):
-            ends[(by_row[i] >> shift) & (len(ends) - 1)] += 1
+def _sort_words(words: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64], bits: int) -> npt.NDArray[np.uint64]:
+    """Words sorted by their ``bits`` from bit 32 on, stably; ``words`` or ``other``, which are both written."""
+    passes = -(-bits // _DIGIT)
+    # Passes alike: the fewer places a pass writes to, the more of them are in the nearest cache.
+    digit = -(-bits // max(passes, 1))
+    low = np.uint64((1 << digit) - 1)
+    ends = np.zeros((passes, 1 << digit), np.int64)
+    for word in words:
+        for p in range(passes):
+            ends[p, (word >> np.uint64(32 + p * digit)) & low] += 1
+    for p in range(passes):
         total = 0
-        for k in range(len(ends)):
-            total, ends[k] = total + ends[k], total
-        for i in range(n):
-            digit = (by_row[i] >> shift) & (len(ends) - 1)
-            next_by_row[ends[digit]] = by_row[i]
-            next_order[ends[digit]] = order[i]
-            ends[digit] += 1
-        by_row, next_by_row = next_by_row, by_row
-        order, next_order = next_order, order
-        shift += _DIGIT
-    starts = np.empty(n + 1, np.int64)
-    d = 0
+        for k in range(1 << digit):
+            total, ends[p, k] = total + ends[p, k], total
+        for word in words:
+            at = (word >> np.uint64(32 + p * digit)) & low
+            other[ends[p, at]] = word
+            ends[p, at] += 1
+        words, other = other, words
+    return words
+
+
+@njit
+def _group(rows: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
+    n, bits = len(rows), 0
+    while (n_rows - 1) >> bits > 0:
+        bits += 1
+    words = np.empty(n, np.uint64)
     for i in range(n):
-        if i == 0 or by_row[i] != by_row[i - 1]:
+        words[i] = (np.uint64(rows[i]) << np.uint64(32)) | np.uint64(i)
+    words = _sort_words(words, np.empty_like(words), bits)
+    order, starts = np.empty(n, np.int64), np.empty(n + 1, np.int64)
+    d, previous = 0, np.uint64(0)
+    for i in range(n):
+        row = words[i] >> np.uint64(32)
+        order[i] = np.int64(words[i] & np.uint64(0xFFFFFFFF))
+        if i == 0 or row != previous:
             starts[d] = i
             d += 1
+        previous = row
     starts[d] = n
     distinct = np.empty(d, np.int64)
     for k in range(d):
-        distinct[k] = by_row[starts[k]]
+        distinct[k] = np.int64(words[starts[k]] >> np.uint64(32))
     return distinct, starts[: d + 1].copy(), order
 
 
@@ -356,7 +376,7 @@ def _adam(
 
 def find_keys(slots: Ints, wanted: Ints) -> Ints:
     rows = np.empty(len(wanted), np.int64)
-    spread(lambda a, b: _find(slots, wanted, rows, a, b), even_bounds(len(wanted), _LINE))
+    spread(lambda a, b: _find(slots, wanted, rows, a, b), even_bounds(len(wanted), LINE))
     return rows
 
 
@@ -379,6 +399,14 @@ def gather_rows(blocks: Sequence[Floats], n_rows: int, rows: Ints, out: Floats) 
     addresses, shift = _addresses(blocks), _shift(blocks)
     bounds = even_bounds(len(rows), 2 * _row_bytes(out))
     return _first(spread(lambda a, b: _gather(addresses, shift, n_rows, rows, out, a, b), bounds))
+
+
+def group_rows(rows: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
+    if max(len(rows), n_rows) > 1 << 32:
+        # Row and position do not fit in a word.
+        return reference.group_rows(rows, n_rows)
+    found: tuple[Ints, Ints, Ints] = _group(rows, n_rows)
+    return found
 
 
 def sum_groups(gradient: Floats, order: Ints, starts: Ints, out: Floats) -> int:
