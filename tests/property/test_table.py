@@ -79,7 +79,10 @@ def test_row_kernels(data, dtype, width, block_rows):
     blocks = [np.zeros((block_rows, width), dtype) for _ in range(-(-n_rows // block_rows))]
     keys = data.draw(hnp.arrays(np.int64, n_rows, elements=keys_drawn))
     seed, scale = data.draw(st.integers(0, 2**63 - 1)), data.draw(st.floats(0, 10))
-    _, (blocks, *_) = both("start_rows", blocks, 0, keys, seed, scale)
+    _, (blocks, *_) = both("start_rows", blocks, 0, keys, seed, scale, True)
+    flat = np.concatenate(blocks) if blocks else np.zeros((0, width), dtype)
+    assert np.all(np.abs(flat) <= 6 * dtype(scale))
+    _, (blocks, *_) = both("start_rows", blocks, 0, keys, seed, scale, False)
     flat = np.concatenate(blocks) if blocks else np.zeros((0, width), dtype)
     assert np.all((-dtype(scale) <= flat) & (flat <= dtype(scale)))
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError
+from thinrow.core.named import imported
 from thinrow.core.pool import empty
 from thinrow.embeddings.blocks import RowBlocks
 from thinrow.embeddings.budget import Budget, Usage
@@ -29,7 +30,10 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]
 
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+_INITS = ("uniform", "normal", "constant")
 _SCALARS = ("dim", "seed", "init_scale")
+#: Of a state, where vectors do not start uniform: how they do, as UTF-8.
+_INIT = "init"
 _ROW_STATE, _ROW_FILL = "row_state.", "row_fill."
 #: Row state of a table with a budget: count and last step of use.
 _USAGE = "usage"
@@ -42,7 +46,7 @@ class DynamicTable:
 
     Attributes:
         dim: width of a vector.
-        seed, init_scale: a new vector is uniform in [-init_scale, init_scale), drawn from (seed, key, column).
+        seed, init, init_scale: how new vectors are made.
         dtype: of the vectors, float32 or float64.
         values: the vectors, row by row.
         budget: what bounds the table; None for nothing.
@@ -54,13 +58,18 @@ class DynamicTable:
         dim: int,
         *,
         seed: int = 0,
+        init: str = "uniform",
         init_scale: float = 0.05,
         block_rows: int = 65_536,
         dtype: npt.DTypeLike = np.float32,
         budget: Budget | None = None,
     ) -> None:
-        """``block_rows``: rows that the table grows by, a power of two; it changes no result. ``budget``: what bounds
-        it; None for nothing.
+        """Args:
+            init: how a new vector is drawn from (seed, key, column): ``uniform`` in [-init_scale, init_scale);
+                ``normal``, of deviation ``init_scale``; ``constant``, ``init_scale`` everywhere; or ``module:name`` of
+                a function (keys (n,) int64, dim, seed) -> (n, dim), whose result of a key must depend on nothing else.
+            block_rows: rows that the table grows by, a power of two; it changes no result.
+            budget: what bounds it; None for nothing.
 
         Raises:
             InputError: a parameter is out of its range.
@@ -69,13 +78,16 @@ class DynamicTable:
             raise InputError(f"dim={dim}; it must be 1 or more")
         if not 0 <= seed < 1 << 63:
             raise InputError(f"seed={seed}; it must be in [0, 2^63)")
-        if not 0 <= init_scale < float("inf"):
-            raise InputError(f"init_scale={init_scale}; it must be finite and 0 or more")
+        if init not in _INITS and init.count(":") != 1:
+            raise InputError(f"init={init!r}; it must be {', '.join(_INITS)}, or 'module:name' of a function")
+        if not abs(init_scale) < float("inf") or (init_scale < 0 and init != "constant"):
+            raise InputError(f"init_scale={init_scale}; it must be finite, and 0 or more but for init='constant'")
         if block_rows < 1 or block_rows & (block_rows - 1):
             raise InputError(f"block_rows={block_rows}; it must be a power of two")
         if np.dtype(dtype) not in _DTYPES:
             raise InputError(f"dtype={np.dtype(dtype)}; it must be float32 or float64")
-        self.dim, self.seed, self.init_scale, self.dtype = dim, seed, float(init_scale), np.dtype(dtype)
+        self.dim, self.seed, self.dtype = dim, seed, np.dtype(dtype)
+        self.init, self.init_scale = init, float(init_scale)
         self._block_rows = block_rows
         self._index = KeyIndex()
         self.values = RowBlocks(dim, self.dtype, block_rows)
@@ -107,13 +119,35 @@ class DynamicTable:
         else:
             rows = self._index.rows(wanted, insert=insert)
         if len(self) > before:
-            self.values.grow(len(self))
+            self._start(before)
             for state in self._row_state.values():
                 state.grow(len(self))
-            kernel("start_rows")(self.values.blocks, before, self._index.keys[before:], self.seed, self.init_scale)
         if insert and self.budget is not None:
             kernel("touch_rows")(self.row_state(_USAGE, 2, dtype=np.int64).blocks, rows, self.step)
         return rows
+
+    def _start(self, before: int) -> None:
+        """Make the vectors of the rows from ``before`` on."""
+        keys = self._index.keys[before:]
+        if self.init == "constant":
+            self.values.fill = self.init_scale
+            self.values.grow(len(self))
+        elif self.init in _INITS:
+            self.values.grow(len(self))
+            drawn = self.seed, self.init_scale, self.init == "normal"
+            kernel("start_rows")(self.values.blocks, before, keys, *drawn)
+        else:
+            try:
+                made = np.asarray(imported(self.init, f"init={self.init!r}")(keys.copy(), self.dim, self.seed))
+            except BaseException:
+                self._index.drop(np.arange(len(self)) >= before)
+                raise
+            if made.shape != (len(keys), self.dim) or made.dtype.kind != "f" or not np.isfinite(made).all():
+                self._index.drop(np.arange(len(self)) >= before)
+                raise InputError(
+                    f"{self.init} gave {made.dtype} {made.shape}; it must give {(len(keys), self.dim)} finite floats"
+                )
+            self.values.append(made.astype(self.dtype))
 
     def _admit(self, wanted: Ints, budget: Budget) -> Ints:
         most = budget.rows(self.row_bytes)
@@ -258,6 +292,8 @@ class DynamicTable:
             state[_ROW_STATE + name] = blocks.to_array()
             state[_ROW_FILL + name] = np.array(blocks.fill, np.float64)
         scalars = np.array(self.dim), np.array(self.seed), np.array(self.init_scale)
+        if self.init != "uniform":
+            state[_INIT] = np.frombuffer(self.init.encode(), np.uint8)
         if self.budget is not None:
             state |= {"budget": self.budget.to_bytes(), "step": np.array(self.step)}
         if self._sketch is not None:
@@ -279,6 +315,7 @@ class DynamicTable:
         table = cls(
             int(state["dim"]),
             seed=int(state["seed"]),
+            init=state[_INIT].tobytes().decode() if _INIT in state else "uniform",
             init_scale=float(state["init_scale"]),
             block_rows=block_rows,
             dtype=state["values"].dtype,
@@ -287,7 +324,7 @@ class DynamicTable:
         table._load_budget(state)
         keys = _int64("keys", state["keys"])
         table.values.append(_checked("values", state["values"], len(keys), table.dim))
-        for full in sorted(set(state) - {"keys", "values", *_SCALARS, *table._budget_names()}):
+        for full in sorted(set(state) - {"keys", "values", _INIT, *_SCALARS, *table._budget_names()}):
             kind, _, name = full.partition(".")
             if f"{kind}." not in (_ROW_STATE, _ROW_FILL) or not {_ROW_STATE + name, _ROW_FILL + name} <= set(state):
                 raise InputError(

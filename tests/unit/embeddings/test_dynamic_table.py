@@ -81,9 +81,54 @@ def test_starts_are_uniform_over_the_scale():
     assert not filled([1, 2], init_scale=0).values.to_array().any()
 
 
+def test_starts_are_normal_with_the_scale_as_deviation():
+    vectors = filled(range(20_000), init="normal", init_scale=0.5, dtype=np.float64).values.to_array() / 0.5
+    assert abs(vectors.mean()) < 5 / 60_000**0.5
+    assert abs(vectors.std() - 1) < 0.02
+    # Shares within one, two and three deviations of a normal distribution.
+    for k, share in ((1, 0.6827), (2, 0.9545), (3, 0.9973)):
+        assert abs((np.abs(vectors) < k).mean() - share) < 0.01
+    assert np.abs(np.corrcoef(vectors.T) - np.eye(3)).max() < 0.04
+
+
+def keys_as_vectors(keys, dim, seed):
+    return np.repeat(keys[:, None] % 1000 + seed, dim, axis=1).astype(np.float64)
+
+
+def one_row_too_few(keys, dim, seed):
+    return np.zeros((len(keys) - 1, dim))
+
+
+@pytest.mark.parametrize("init", ["uniform", "normal", "constant", f"{__name__}:keys_as_vectors"])
+def test_a_key_starts_alike_in_any_order_shard_and_load(init):
+    keys = np.random.default_rng(0).permutation(300)
+    options = {"init": init, "init_scale": 0.5, "seed": 4}
+    whole, odd = filled(keys, **options), filled(keys[keys % 2 == 1], **options)
+    loaded = DynamicTable.from_state(filled(keys[:100], **options).state())
+    for other in (odd, loaded):
+        other.rows(keys[::-1].copy(), insert=True)
+        same = (t.read(t.rows(keys, insert=False)) for t in (whole, other))
+        np.testing.assert_array_equal(*same)
+    if init == "constant":
+        assert np.all(whole.values.to_array() == 0.5)
+    if init.endswith("keys_as_vectors"):
+        assert whole.read(whole.rows(np.array([7]), insert=False)).tolist() == [[11.0] * 3]
+
+
+def test_a_start_that_fails_leaves_the_table_as_it_was():
+    table = filled([], init=f"{__name__}:one_row_too_few")
+    with pytest.raises(InputError, match=r"gave float64 \(1, 3\); it must give \(2, 3\) finite floats"):
+        table.rows(np.array([1, 2]), insert=True)
+    assert len(table) == 0
+    with pytest.raises(InputError, match="cannot be imported"):
+        filled([1], init="no.such:function")
+
+
 def test_starts_are_the_same_numbers_in_both_dtypes():
-    single, double = (filled(range(50), init_scale=0.25, dtype=d).values.to_array() for d in (np.float32, np.float64))
-    np.testing.assert_array_equal(single, double)
+    for init in ("uniform", "normal"):
+        made = (filled(range(50), init=init, init_scale=0.25, dtype=d) for d in (np.float32, np.float64))
+        single, double = (table.values.to_array() for table in made)
+        np.testing.assert_array_equal(single, double)
 
 
 def test_growth_moves_no_row():
@@ -175,6 +220,8 @@ def test_threads_and_repeats_change_no_bit(monkeypatch, optimizer):
         ({"seed": -1}, r"seed=-1; it must be in \[0, 2\^63\)"),
         ({"init_scale": float("nan")}, "init_scale=nan"),
         ({"init_scale": -0.1}, "init_scale=-0.1"),
+        ({"init": "constant", "init_scale": float("inf")}, "init_scale=inf"),
+        ({"init": "xavier"}, "init='xavier'; it must be uniform, normal, constant, or"),
         ({"block_rows": 3}, "block_rows=3; it must be a power of two"),
         ({"block_rows": 0}, "block_rows=0"),
         ({"dtype": np.float16}, "dtype=float16; it must be float32 or float64"),

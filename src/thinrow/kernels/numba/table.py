@@ -26,7 +26,8 @@ from thinrow.kernels.reference import table as reference
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.int64]
 
-_S32, _S40 = np.uint64(32), np.uint64(40)
+_S16, _S32, _S40 = np.uint64(16), np.uint64(32), np.uint64(40)
+_HALVES, _LOW = np.uint64(0x0000FFFF0000FFFF), np.uint64(0xFFFFFFFF)
 
 _AHEAD = 16
 _PAST_BYTES = 1 << 22
@@ -134,18 +135,33 @@ def _touch(addresses: Ints, shift: int, rows: Ints, step: int) -> None:
 
 @njit
 def _start(
-    addresses: Ints, shift: int, like: Floats, row: int, keys: Ints, seeded: Any, scale: Any, first: int, last: int
-) -> None:
+    addresses: Ints, shift: int, like: Floats, row: int, keys: Ints, seeded: Any, scale: Any, normal: bool, first: int,
+    last: int,
+) -> None:  # fmt: skip
     width = like.shape[1]
     row_bytes = width * like.itemsize
     for i in range(first, last):
         value = carray(_pointer(_address(addresses, shift, row + i, row_bytes), like), (width,))
         word = mix(np.uint64(keys[i]) ^ seeded)
         for c in range(width):
-            word += GOLDEN
             # Two assignments: the first is exact in any dtype, the second rounds in the table's.
-            value[c] = np.int64(mix(word) >> _S40) * 2.0**-23 - 1.0
+            if normal:
+                total = np.uint64(6)
+                for _ in range(3):
+                    word += GOLDEN
+                    total += _quarters(mix(word))
+                value[c] = np.int64(total) * 2.0**-16 - 6.0
+            else:
+                word += GOLDEN
+                value[c] = np.int64(mix(word) >> _S40) * 2.0**-23 - 1.0
             value[c] *= scale
+
+
+@njit
+def _quarters(word: Any) -> Any:
+    """Sum of the four numbers of 16 bits in a word."""
+    pairs = (word & _HALVES) + ((word >> _S16) & _HALVES)
+    return (pairs & _LOW) + (pairs >> _S32)
 
 
 @njit
@@ -385,14 +401,14 @@ def touch_rows(usage: Sequence[Ints], rows: Ints, step: int) -> None:
     _touch(_addresses(usage), _shift(usage), rows, step)
 
 
-def start_rows(blocks: Sequence[Floats], first: int, keys: Ints, seed: int, scale: float) -> None:
+def start_rows(blocks: Sequence[Floats], first: int, keys: Ints, seed: int, scale: float, normal: bool) -> None:
     if not blocks:
         return
     seeded = np.uint64(mix64((seed + GOLDEN64) & MASK64))
     addresses, shift, like = _addresses(blocks), _shift(blocks), blocks[0]
     typed = like.dtype.type(scale)
     bounds = even_bounds(len(keys), _row_bytes(like))
-    spread(lambda a, b: _start(addresses, shift, like, first, keys, seeded, typed, a, b), bounds)
+    spread(lambda a, b: _start(addresses, shift, like, first, keys, seeded, typed, normal, a, b), bounds)
 
 
 def gather_rows(blocks: Sequence[Floats], n_rows: int, rows: Ints, out: Floats) -> int:
