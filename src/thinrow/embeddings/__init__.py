@@ -1,7 +1,7 @@
 """Dynamic embedding tables: 64-bit keys, growth without copying, sparse optimizers fused with the gradient.
 
-``DynamicTable`` and the optimizers are NumPy inside; only ``Embedding``, the torch module, needs torch. Every name
-loads its module when it is first used.
+``DynamicTable`` and the optimizers are NumPy inside; only the torch modules, ``Embedding`` and ``GroupEmbedding``, need
+torch. Every name loads its module when it is first used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from thinrow.core.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from thinrow.embeddings.budget import Budget
-    from thinrow.embeddings.module import Embedding
+    from thinrow.embeddings.group import TableGroup
+    from thinrow.embeddings.module import Embedding, GroupEmbedding
     from thinrow.embeddings.optim import SparseAdagrad, SparseAdam, SparseAdamW, SparseRowWiseAdagrad, SparseSGD
     from thinrow.embeddings.table import DynamicTable
 
@@ -21,22 +22,26 @@ _WHERE = {
     "Budget": "budget",
     "DynamicTable": "table",
     "Embedding": "module",
+    "GroupEmbedding": "module",
     "SparseAdagrad": "optim",
     "SparseAdam": "optim",
     "SparseAdamW": "optim",
     "SparseRowWiseAdagrad": "optim",
     "SparseSGD": "optim",
+    "TableGroup": "group",
 }
 
 __all__ = [
     "Budget",
     "DynamicTable",
     "Embedding",
+    "GroupEmbedding",
     "SparseAdagrad",
     "SparseAdam",
     "SparseAdamW",
     "SparseRowWiseAdagrad",
     "SparseSGD",
+    "TableGroup",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Embedding: a torch module that looks keys up in a DynamicTable.
+"""Embedding: a torch module that looks keys up in a DynamicTable; GroupEmbedding, one of several logical tables.
 
     embedding = Embedding(DynamicTable(dim=2))
     embedding(torch.tensor([[7, -1], [7, 7]]))    # (2, 2, 2); inserts keys 7 and -1: the module is in training mode
@@ -10,6 +10,7 @@ optimizer takes them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from thinrow.core.errors import InputError
+from thinrow.embeddings.group import TableGroup
 from thinrow.embeddings.table import DynamicTable
 
 
@@ -46,9 +48,7 @@ class Embedding(torch.nn.Module):
         Raises:
             InputError: ``keys`` is not int64 on the CPU; in backward, the gradient of a key is NaN or infinite.
         """
-        if keys.dtype != torch.int64 or keys.device.type != "cpu":
-            raise InputError(f"keys: {keys.dtype} on {keys.device}; they must be int64 on the CPU")
-        rows = self.table.rows(keys.detach().reshape(-1).contiguous().numpy(), insert=self.training)
+        rows = self.table.rows(_flat(keys), insert=self.training)
         if self.training:
             vectors = cast(Tensor, _Read.apply(torch.empty(0, requires_grad=True), self.table, rows))  # type: ignore[no-untyped-call]
         else:
@@ -57,6 +57,43 @@ class Embedding(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"dim={self.table.dim}, rows={len(self.table)}"
+
+
+class GroupEmbedding(torch.nn.Module):
+    """Vectors of keys of several logical tables, in one look-up.
+
+        embedding = GroupEmbedding(TableGroup(("item", "store")), Embedding(DynamicTable(dim=2)))
+        embedding({"item": torch.tensor([[7, 8]]), "store": torch.tensor([7])})    # (1, 2, 2) and (1, 2)
+
+    Attributes:
+        group: the logical tables.
+        embedding: looks the keys up; may be any module of int64 keys (n,) -> (n, dim) with a ``table``.
+    """
+
+    def __init__(self, group: TableGroup, embedding: torch.nn.Module) -> None:
+        super().__init__()
+        self.group, self.embedding = group, embedding
+
+    @property
+    def table(self) -> DynamicTable:
+        return cast(DynamicTable, self.embedding.table)
+
+    def forward(self, keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Name -> int64 keys of any shape; name -> (*shape, dim). Tables that are not named are not read.
+
+        Raises:
+            InputError: the group has no such table, or keys are not int64 on the CPU.
+        """
+        flat = [torch.from_numpy(self.group.keys(name, _flat(k))) for name, k in keys.items()]
+        vectors = self.embedding(torch.cat(flat) if flat else torch.empty(0, dtype=torch.int64))
+        parts = torch.split(vectors, [len(f) for f in flat])
+        return {name: p.view(*k.shape, p.shape[1]) for (name, k), p in zip(keys.items(), parts, strict=True)}
+
+
+def _flat(keys: Tensor) -> npt.NDArray[np.int64]:
+    if keys.dtype != torch.int64 or keys.device.type != "cpu":
+        raise InputError(f"keys: {keys.dtype} on {keys.device}; they must be int64 on the CPU")
+    return cast(npt.NDArray[np.int64], keys.detach().reshape(-1).contiguous().numpy())
 
 
 class _Read(torch.autograd.Function):

@@ -1,0 +1,70 @@
+"""Merged tables do what separate ones do."""
+
+import numpy as np
+import pytest
+import torch
+
+from thinrow.core.errors import InputError
+from thinrow.embeddings import DynamicTable, Embedding, GroupEmbedding, SparseAdagrad, TableGroup
+
+NAMES = ("item", "store", "action")
+EDGES = [0, -1, 5, -(2**63), 2**63 - 1]
+
+
+def batches(n):
+    rng = np.random.default_rng(3)
+    shapes = {"item": (4, 3), "store": (5,), "action": (0,)}
+    for _ in range(n):
+        yield {name: torch.from_numpy(rng.choice(EDGES, shape)) for name, shape in shapes.items()}
+
+
+def trained(look_up, tables):
+    """Vectors of every step, each table's loss weighed otherwise."""
+    optimizer, seen = SparseAdagrad(*tables, lr=0.1), []
+    for keys in batches(4):
+        vectors = look_up(keys)
+        loss = sum((k + 1) * (vectors[name] ** 2).sum() for k, name in enumerate(NAMES))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append({name: v.detach().clone() for name, v in vectors.items()})
+    return seen
+
+
+def test_a_group_trains_as_separate_tables_do():
+    options = {"init": "constant", "init_scale": 0.5, "dtype": np.float64}
+    apart = {name: Embedding(DynamicTable(2, **options)) for name in NAMES}
+    merged = GroupEmbedding(TableGroup(NAMES), Embedding(DynamicTable(2, **options)))
+    first = trained(lambda keys: {name: apart[name](k) for name, k in keys.items()}, apart.values())
+    second = trained(merged, [merged])
+    for a, b in zip(first, second, strict=True):
+        for name in NAMES:
+            assert a[name].shape == b[name].shape
+            assert torch.equal(a[name], b[name])
+    assert len(merged.table) == sum(len(e.table) for e in apart.values())
+
+
+def test_a_table_keeps_its_place_when_others_come():
+    few, more = TableGroup(("item",)), TableGroup(("new", "item"))
+    keys = np.array(EDGES)
+    np.testing.assert_array_equal(few.keys("item", keys), more.keys("item", keys))
+    assert not set(more.keys("new", keys)) & set(more.keys("item", keys))
+    assert few.keys("item", np.array([5])).tolist() == [578557196290245364]
+
+
+def test_tables_that_are_not_named_are_not_read():
+    embedding = GroupEmbedding(TableGroup(NAMES), Embedding(DynamicTable(2)))
+    assert embedding({"store": torch.tensor([[1, 2]])})["store"].shape == (1, 2, 2)
+    assert embedding({}) == {}
+    assert len(embedding.table) == 2
+
+
+def test_bad_groups_and_keys():
+    for names in ((), ("a", "a")):
+        with pytest.raises(InputError, match="each once"):
+            TableGroup(names)
+    embedding = GroupEmbedding(TableGroup(NAMES), Embedding(DynamicTable(2)))
+    with pytest.raises(InputError, match="no table 'shop' in the group; there are item, store, action"):
+        embedding({"shop": torch.tensor([1])})
+    with pytest.raises(InputError, match="must be int64"):
+        embedding({"item": torch.tensor([1.0])})
