@@ -69,6 +69,7 @@ def command(
       thinrow train mine.py:wide --store S --follow splits --example-schema shown.json --out run --resume
     """
     from thinrow.core.errors import InputError
+    from thinrow.embeddings import stream_bandwidth
     from thinrow.history.store import HistoryStore
 
     config = configured(recipe, values, since_text, until_text)
@@ -91,6 +92,11 @@ def command(
     click.echo(
         f"step {result.steps}: progressive NE {result.ne:.4f}; {result.examples} requests with {result.candidates} "
         f"candidates in {result.seconds:.1f} s ({speed:,.0f} a second, {result.waited_s:.1f} s of it waiting for data)"
+    )
+    busy = max(result.seconds - result.waited_s, 1e-9)
+    click.echo(
+        f"the embedding table moved {result.table_bytes / 1e9:.2f} GB, "
+        f"{result.table_bytes / busy / stream_bandwidth():.1%} of what memory moves in that time (MBU)"
     )
     table = table_path or "TABLE"
     click.echo(f"checkpoints in {out}; next: thinrow evaluate {out} --store {store_path} --table {table}")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from thinrow.embeddings.module import Embedding, GroupEmbedding
     from thinrow.embeddings.optim import SparseAdagrad, SparseAdam, SparseAdamW, SparseRowWiseAdagrad, SparseSGD
     from thinrow.embeddings.table import DynamicTable
+    from thinrow.embeddings.traffic import Traffic, stream_bandwidth
 
 _WHERE = {
     "Budget": "budget",
@@ -29,6 +30,8 @@ _WHERE = {
     "SparseRowWiseAdagrad": "optim",
     "SparseSGD": "optim",
     "TableGroup": "group",
+    "Traffic": "traffic",
+    "stream_bandwidth": "traffic",
 }
 
 __all__ = [
@@ -42,6 +45,8 @@ __all__ = [
     "SparseRowWiseAdagrad",
     "SparseSGD",
     "TableGroup",
+    "Traffic",
+    "stream_bandwidth",
 ]
 
 

@@ -68,13 +68,19 @@ class _SparseOptimizer(ABC):
                     gradient *= gradient.dtype.type(self.clip_norm / (norm + 1e-6))
         for table, found_gradient in taken:
             if found_gradient is not None:
-                self._update(table, *found_gradient)
+                rows, gradient = found_gradient
+                self._update(table, rows, gradient)
+                table.traffic.update += 3 * gradient.nbytes + 2 * len(rows) * self._state_bytes(table)
             table.make_room()
 
     def zero_grad(self) -> None:
         """Forget the gradients that the tables keep."""
         for table in self.tables:
             table.clear_gradient()
+
+    def _state_bytes(self, table: DynamicTable) -> int:
+        """Bytes of state of a row."""
+        return 0
 
     @abstractmethod
     def _update(self, table: DynamicTable, rows: Ints, gradient: Floats) -> None: ...
@@ -133,6 +139,9 @@ class SparseAdagrad(_SparseOptimizer):
     def _width(self, table: DynamicTable) -> int:
         return table.dim
 
+    def _state_bytes(self, table: DynamicTable) -> int:
+        return self._width(table) * table.dtype.itemsize
+
 
 class SparseRowWiseAdagrad(SparseAdagrad):
     """Adagrad with one sum a row, that of the mean of g^2 over the row: a table of dim 64 needs a 64th of the state,
@@ -177,6 +186,9 @@ class SparseAdam(_SparseOptimizer):
         steps = table.row_state("adam.steps", 1, dtype=np.int64)
         blocks = table.values.blocks, means.blocks, squares.blocks, steps.blocks
         kernel("adam_rows")(*blocks, rows, gradient, self.lr, *self.betas, self.eps, *self._decays())
+
+    def _state_bytes(self, table: DynamicTable) -> int:
+        return 2 * table.dim * table.dtype.itemsize + 8
 
     def _decays(self) -> tuple[float, float]:
         """What is added to the gradient and what the vector loses, times the vector."""

@@ -24,6 +24,7 @@ from thinrow.embeddings.blocks import RowBlocks
 from thinrow.embeddings.budget import Budget, Usage
 from thinrow.embeddings.index import INDEX_BYTES, KeyIndex
 from thinrow.embeddings.sketch import Sketch
+from thinrow.embeddings.traffic import LOOK_UP_BYTES, Traffic
 from thinrow.kernels import kernel
 
 Ints = npt.NDArray[np.int64]
@@ -51,6 +52,7 @@ class DynamicTable:
         values: the vectors, row by row.
         budget: what bounds the table; None for nothing.
         step: how many steps ended, counted where there is a budget.
+        traffic: bytes that its calls had to move; not part of its state.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class DynamicTable:
         self._row_state: dict[str, RowBlocks] = {}
         self._gradients: list[tuple[Ints, Floats]] = []
         self.budget, self.step = budget, 0
+        self.traffic = Traffic()
         self._sketch = Sketch(budget.sketch_cells) if budget is not None and budget.min_count > 1 else None
 
     def __len__(self) -> int:
@@ -118,7 +121,9 @@ class DynamicTable:
             rows = self._admit(wanted, self.budget)
         else:
             rows = self._index.rows(wanted, insert=insert)
+        self.traffic.look_up += len(wanted) * LOOK_UP_BYTES
         if len(self) > before:
+            self.traffic.start += (len(self) - before) * self._stored_bytes
             self._start(before)
             for state in self._row_state.values():
                 state.grow(len(self))
@@ -163,10 +168,16 @@ class DynamicTable:
         return rows
 
     @property
+    def _stored_bytes(self) -> int:
+        """Bytes of a row's vector and states."""
+        return sum(b.width * b.dtype.itemsize for b in (self.values, *self._row_state.values()))
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of memory that a row takes at most: vector, optimizer state, usage, and its place in the index."""
-        states = sum(b.width * b.dtype.itemsize for b in (self.values, *self._row_state.values()))
-        return states + INDEX_BYTES + (16 if _USAGE not in self._row_state and self.budget is not None else 0)
+        return (
+            self._stored_bytes + INDEX_BYTES + (16 if _USAGE not in self._row_state and self.budget is not None else 0)
+        )
 
     def make_room(self) -> int:
         """End a step: where more rows are taken than the budget keeps, remove those that it names. Optimizers call it.
@@ -216,6 +227,7 @@ class DynamicTable:
                 f"{(len(rows), self.dim)}"
             )
         bad = kernel("gather_rows")(self.values.blocks, len(self), rows, out)
+        self.traffic.read += 2 * out.nbytes
         if bad >= 0:
             raise InputError(f"row {rows[bad]} (position {bad}); rows are in [-1, {len(self)}): look keys up first")
         return out
@@ -364,12 +376,13 @@ class DynamicTable:
                 f"the state is of a {loaded.dtype} table of dim {loaded.dim}, this table is {self.dtype} of dim "
                 f"{self.dim}; use DynamicTable.from_state"
             )
-        vars(self).update(vars(loaded))
+        vars(self).update(vars(loaded) | {"traffic": self.traffic})
 
     def _summed(self, rows: Ints, gradient: Floats) -> tuple[Ints, Floats]:
         distinct, starts, order = kernel("group_rows")(rows, len(self))
         sums = empty(len(distinct) * self.dim, self.dtype).reshape(len(distinct), self.dim)
         bad = kernel("sum_groups")(gradient, order, starts, sums)
+        self.traffic.sum += gradient.nbytes + sums.nbytes
         if bad >= 0:
             column = int(np.flatnonzero(~np.isfinite(sums[bad]))[0])
             raise InputError(

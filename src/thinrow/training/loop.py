@@ -53,6 +53,7 @@ class TrainResult:
     waited_s: of these, waiting for the reader.
     candidates: labelled candidates of this call.
     examples: requests of this call.
+    table_bytes: that the embedding table's calls had to move in this call (``thinrow.embeddings.Traffic``).
     """
 
     losses: list[float] = field(default_factory=list)
@@ -62,6 +63,7 @@ class TrainResult:
     waited_s: float = 0.0
     candidates: int = 0
     examples: int = 0
+    table_bytes: int = 0
 
 
 class Trainer:
@@ -157,6 +159,7 @@ class Trainer:
                 result.losses.append(record["loss"])
                 result.examples += len(batch)
                 result.candidates += record["candidates"]
+                result.table_bytes += record["table_bytes"]
                 log.write(record)
                 step, total = batch.t + 1, self.loader.n_batches
                 last = step == total or stop.is_set() or (stop_after is not None and step >= stop_after)
@@ -184,8 +187,10 @@ class Trainer:
         inputs = self.inputs(batch)
         labels = JaggedTensor.of(batch.labels[self.config.ranker.label]).values.to(torch.float32)
         record: dict[str, Any] = {"step": batch.t + 1, "loss": 0.0, "examples": len(batch), "candidates": len(labels)}
+        record["table_bytes"] = 0
         if not len(labels):
             return record
+        moved = self.embeddings.traffic.total
         logits = self.module(inputs)
         self.progressive.add(logits.detach().numpy(), labels.numpy())
         loss = loss_of(logits, labels)
@@ -194,7 +199,7 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         self.dense.step()
         self.sparse.step()
-        record["loss"] = float(loss.detach())
+        record |= {"loss": float(loss.detach()), "table_bytes": self.embeddings.traffic.total - moved}
         return record
 
     def inputs(self, batch: Batch) -> RankerInputs:
