@@ -1,15 +1,16 @@
 """One sparse step (look-up, backward, update) on existing keys against other libraries' tables. One figure, ids per
 second; every contestant gets the same ids and the same gradient.
 
-- ``thinrow_adagrad``, ``thinrow_rowwise``, ``thinrow_adam``: ``DynamicTable`` under ``SparseAdagrad``,
-  ``SparseRowWiseAdagrad``, ``SparseAdam``: 64-bit keys.
+- ``thinrow_adagrad``, ``thinrow_adam``: ``DynamicTable`` under ``SparseAdagrad``, ``SparseAdam``: 64-bit keys.
+  ``thinrow_rowwise``: under ``SparseRowWiseAdagrad``, ids summed in bags of 4.
 - ``thinrow_new_keys``: the first with 5% of the ids new in every step.
 - ``torch_adagrad``: ``nn.Embedding(sparse=True)`` with ``torch.optim.Adagrad``, ids in ``[0, rows)``;
   ``torch_sparse_adam``: the same with ``torch.optim.SparseAdam``.
 - ``tbe_adagrad``, ``tbe_rowwise``: FBGEMM's table-batched embedding (what TorchRec trains with) under exact Adagrad,
-  unpooled, and under row-wise Adagrad, summed in bags of 4.
-- ``merged``, ``separate``: 26 tables of a 26th of the ids each, as a ``TableGroup`` and as tables of their own.
-  ``tensorflow``: the same 26 as ``keras.layers.Embedding`` under ``keras.optimizers.Adagrad``, in a ``tf.function``.
+  unpooled, and under row-wise Adagrad, summed in the same bags.
+- ``merged.<ids>``, ``separate.<ids>``: 26 tables, so many ids of each a step, as a ``TableGroup`` and as tables of
+  their own. ``tensorflow.<ids>``: the same 26 as ``keras.layers.Embedding`` under ``keras.optimizers.Adagrad``, in a
+  ``tf.function``.
 
 What is to be moved is counted by ``DynamicTable.traffic``. ``vs_random_rows`` is those bytes a second over the bytes a
 second of adding one to rows of 256 bytes at random, ``vs_stream`` over those of a plain copy (MBU).
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,7 @@ from bench.harness import Options, Result, Work, rates
 from thinrow.embeddings import (
     DynamicTable,
     Embedding,
+    EmbeddingBag,
     GroupEmbedding,
     SparseAdagrad,
     SparseAdam,
@@ -42,6 +44,8 @@ from thinrow.embeddings import (
 from thinrow.kernels import kernel
 
 _ZIPF, _BATCHES, _LR, _TABLES, _BAG, _NEW = 1.05, 4, 0.01, 26, 4, 0.05
+#: Ids of each of many tables: batches of so many examples with one id a feature.
+_FEW = (256, 1024)
 _PAIRS = (
     ("adagrad", "torch_adagrad"), ("adam", "torch_sparse_adam"), ("adagrad", "tbe_adagrad"), ("rowwise", "tbe_rowwise"),
 )  # fmt: skip
@@ -68,15 +72,16 @@ def run(options: Options) -> Result:
         "thinrow_new_keys": _Ours(SparseAdagrad, rows, dim, batches, gradient, new=_NEW),
         "thinrow_adam": _Ours(SparseAdam, rows, dim, batches, gradient),
         "torch_sparse_adam": _torch(torch.optim.SparseAdam, rows, dim, batches, gradient),
-        "thinrow_rowwise": _Ours(SparseRowWiseAdagrad, rows, dim, batches, gradient),
+        "thinrow_rowwise": _bags(rows, dim, batches, gradient),
         "random_rows": _random_rows(rng, rows, dim, ids),
     }
     for name, tbe in (("tbe_adagrad", _tbe_unpooled), ("tbe_rowwise", _tbe_summed)):
         _if_there(result, name, "fbgemm_gpu", works, partial(tbe, rows, dim, batches, gradient))
-    many, parts = _ids(rng, rows // _TABLES, ids), torch.split(gradient, ids // _TABLES)[:_TABLES]
-    split = [torch.split(b, ids // _TABLES)[:_TABLES] for b in many]
-    works |= _many(rows // _TABLES, dim, split, parts)
-    _if_there(result, "tensorflow", "tensorflow", works, lambda: _tensorflow(rows // _TABLES, dim, split, parts))
+    many = {n: _many_ids(rng, rows // _TABLES, n) for n in (*_FEW, ids // _TABLES)}
+    works |= _many(rows // _TABLES, dim, many)
+    for n, batches_of in many.items():
+        make_tf = partial(_tensorflow, rows // _TABLES, dim, batches_of, n)
+        _if_there(result, f"tensorflow.{n}", "tensorflow", works, make_tf)
     # Each round runs every batch once, so that all contestants see the same ids.
     before, since = adagrad.table.traffic.total, adagrad.steps
     seen = rates(works, rounds)
@@ -96,9 +101,10 @@ def _judge(result: Result, seen: dict[str, dict[str, float]]) -> None:
         if peer in seen:
             result.ratios[f"vs_{peer}"] = over(f"thinrow_{ours}", peer)
     result.ratios["vs_no_new_keys"] = over("thinrow_new_keys", "thinrow_adagrad")
-    result.ratios["vs_separate"] = over("merged", "separate")
-    if "tensorflow" in seen:
-        result.ratios["vs_tensorflow"] = over("merged", "tensorflow")
+    for name in seen:
+        peer, _, ids = name.partition(".")
+        if ids and peer != "merged":
+            result.ratios[f"vs_{peer}.{ids}"] = over(f"merged.{ids}", name)
 
 
 def _judge_bytes(result: Result, seen: dict[str, dict[str, float]], bytes_an_id: float, stream: float) -> None:
@@ -161,6 +167,20 @@ class _Ours:
         return sum(map(len, self._batches))
 
 
+def _bags(rows: int, dim: int, batches: Sequence[Tensor], gradient: Tensor) -> Work:
+    bag = EmbeddingBag(_filled(rows, dim))
+    optimizer = SparseRowWiseAdagrad(bag, lr=_LR)
+    bounds = torch.arange(0, len(gradient) + 1, _BAG)
+    wanted = gradient[: len(bounds) - 1].contiguous()
+
+    def step(ids: Tensor) -> None:
+        optimizer.zero_grad()
+        bag(ids, bounds).backward(wanted)
+        optimizer.step()
+
+    return _each(batches, step)
+
+
 def _torch(make: Callable[..., Any], rows: int, dim: int, batches: Sequence[Tensor], gradient: Tensor) -> Work:
     embedding = torch.nn.Embedding(rows, dim, sparse=True)
     optimizer = make(embedding.parameters(), lr=_LR)
@@ -206,35 +226,43 @@ def _tbe(rows: int, dim: int, pooling: str, optimizer: str) -> Any:
     )  # fmt: skip
 
 
-def _many(rows: int, dim: int, batches: Sequence[Sequence[Tensor]], gradients: Sequence[Tensor]) -> dict[str, Work]:
+def _many_ids(rng: np.random.Generator, rows: int, ids: int) -> list[tuple[Tensor, ...]]:
+    """Batches of ids of each table."""
+    return [torch.split(batch, ids) for batch in _ids(rng, rows, ids * _TABLES)]
+
+
+def _many(rows: int, dim: int, many: Mapping[int, Sequence[Sequence[Tensor]]]) -> dict[str, Work]:
     names = tuple(f"feature_{k}" for k in range(_TABLES))
     group = GroupEmbedding(TableGroup(names), Embedding(DynamicTable(dim)))
     apart = [Embedding(_filled(rows, dim)) for _ in names]
     group({name: torch.arange(rows) for name in names})
     merged, separate = SparseAdagrad(group, lr=_LR), SparseAdagrad(*apart, lr=_LR)
 
-    def work(look_up: Callable[[Sequence[Tensor]], list[Tensor]], optimizer: SparseAdagrad) -> Work:
+    def work(n: int, look_up: Callable[[Sequence[Tensor]], list[Tensor]], optimizer: SparseAdagrad) -> Work:
+        wanted = [torch.full((n, dim), 1e-3) for _ in names]
+
         def run() -> int:
-            for ids in batches:
+            for ids in many[n]:
                 optimizer.zero_grad()
-                torch.autograd.backward(look_up(ids), list(gradients))
+                torch.autograd.backward(look_up(ids), wanted)
                 optimizer.step()
-            return sum(len(part) for ids in batches for part in ids)
+            return n * len(names) * len(many[n])
 
         return run
 
-    return {
-        "merged": work(lambda ids: list(group(dict(zip(names, ids, strict=True))).values()), merged),
-        "separate": work(lambda ids: [e(i) for e, i in zip(apart, ids, strict=True)], separate),
-    }
+    works: dict[str, Work] = {}
+    for n in many:
+        works[f"merged.{n}"] = work(n, lambda ids: list(group(dict(zip(names, ids, strict=True))).values()), merged)
+        works[f"separate.{n}"] = work(n, lambda ids: [e(i) for e, i in zip(apart, ids, strict=True)], separate)
+    return works
 
 
-def _tensorflow(rows: int, dim: int, batches: Sequence[Sequence[Tensor]], gradients: Sequence[Tensor]) -> Work:
+def _tensorflow(rows: int, dim: int, batches: Sequence[Sequence[Tensor]], n: int) -> Work:
     tf = importlib.import_module("tensorflow")
     layers = [tf.keras.layers.Embedding(rows, dim) for _ in range(_TABLES)]
     optimizer = tf.keras.optimizers.Adagrad(_LR)
     ids = [[tf.constant(part.numpy()) for part in batch] for batch in batches]
-    wanted = [tf.constant(g.numpy()) for g in gradients]
+    wanted = tf.fill((n, dim), 1e-3)
     for layer in layers:
         layer.build(None)
     variables = [layer.embeddings for layer in layers]
@@ -243,7 +271,7 @@ def _tensorflow(rows: int, dim: int, batches: Sequence[Sequence[Tensor]], gradie
     @tf.function  # type: ignore[untyped-decorator]
     def step(parts: Any) -> None:
         with tf.GradientTape() as tape:
-            loss = tf.add_n([tf.reduce_sum(e(i) * g) for e, i, g in zip(layers, parts, wanted, strict=True)])
+            loss = tf.add_n([tf.reduce_sum(e(i) * wanted) for e, i in zip(layers, parts, strict=True)])
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
     def work() -> int:

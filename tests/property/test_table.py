@@ -1,5 +1,6 @@
 """The dynamic table against a dict of plain Python, and its kernels against the NumPy reference, bit for bit."""
 
+import itertools
 from unittest.mock import patch
 
 import numpy as np
@@ -92,6 +93,19 @@ def test_row_kernels(data, dtype, width, block_rows):
     assert bad == (wrong[0] if wrong else -1)
     for i, r in enumerate(rows):
         assert np.all(out[i] == (7 if i in wrong else 0 if r == -1 else flat[r]))
+
+    cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=4))
+    bounds = int64([0, *sorted(cuts), len(rows)])
+    bad, (_, _, _, _, pooled) = both(
+        "pool_rows", blocks, n_rows, rows, bounds, np.full((len(bounds) - 1, width), 7, dtype)
+    )
+    assert bad == (wrong[0] if wrong else -1)
+    if not wrong:
+        for b, (first, last) in enumerate(itertools.pairwise(bounds)):
+            total = np.zeros(width, dtype)
+            for vector in out[first:last]:
+                total += vector
+            np.testing.assert_array_equal(pooled[b], total)
 
 
 @given(st.data(), dtypes, st.integers(1, 9), st.sampled_from([1, 5, 3000, 5_000_000]))

@@ -1,7 +1,7 @@
 """Dynamic embedding tables: 64-bit keys, growth without copying, sparse optimizers fused with the gradient.
 
-``DynamicTable`` and the optimizers are NumPy inside; only the torch modules, ``Embedding`` and ``GroupEmbedding``, need
-torch. Every name loads its module when it is first used.
+``DynamicTable`` and the optimizers are NumPy inside; only the torch modules (``Embedding``, ``EmbeddingBag``,
+``GroupEmbedding``) need torch. Every name loads its module when it is first used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from thinrow.core.errors import MissingExtraError
 if TYPE_CHECKING:
     from thinrow.embeddings.budget import Budget
     from thinrow.embeddings.group import TableGroup
-    from thinrow.embeddings.module import Embedding, GroupEmbedding
+    from thinrow.embeddings.module import Embedding, EmbeddingBag, GroupEmbedding
     from thinrow.embeddings.optim import SparseAdagrad, SparseAdam, SparseAdamW, SparseRowWiseAdagrad, SparseSGD
     from thinrow.embeddings.table import DynamicTable
     from thinrow.embeddings.traffic import Traffic, stream_bandwidth
@@ -23,6 +23,7 @@ _WHERE = {
     "Budget": "budget",
     "DynamicTable": "table",
     "Embedding": "module",
+    "EmbeddingBag": "module",
     "GroupEmbedding": "module",
     "SparseAdagrad": "optim",
     "SparseAdam": "optim",
@@ -38,6 +39,7 @@ __all__ = [
     "Budget",
     "DynamicTable",
     "Embedding",
+    "EmbeddingBag",
     "GroupEmbedding",
     "SparseAdagrad",
     "SparseAdam",

@@ -17,10 +17,10 @@ class RowBlocks:
 
     Attributes:
         blocks: the arrays, each (block_rows, width) and C-contiguous; rows from n on hold nothing.
-        fill: what new rows hold.
+        fill: what new rows hold; None for whatever was there, since they are written next.
     """
 
-    def __init__(self, width: int, dtype: npt.DTypeLike, block_rows: int, fill: float = 0.0) -> None:
+    def __init__(self, width: int, dtype: npt.DTypeLike, block_rows: int, fill: float | None = 0.0) -> None:
         """``block_rows`` is a power of two."""
         self.blocks: list[npt.NDArray[Any]] = []
         self.width, self.dtype, self.block_rows, self.fill = width, np.dtype(dtype), block_rows, fill
@@ -33,8 +33,9 @@ class RowBlocks:
         """Grow to ``n_rows`` rows, at least as many as now; new ones hold ``fill``."""
         while len(self.blocks) * self.block_rows < n_rows:
             self.blocks.append(np.empty((self.block_rows, self.width), self.dtype))
-        for part, _ in self._parts(self._n, n_rows):
-            part[:] = self.fill
+        if self.fill is not None:
+            for part, _ in self._parts(self._n, n_rows):
+                part[:] = self.fill
         self._n = n_rows
 
     def append(self, rows: npt.NDArray[Any]) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from thinrow.core.errors import InputError
+from thinrow.core.pool import empty
 from thinrow.embeddings.group import TableGroup
 from thinrow.embeddings.table import DynamicTable
 
@@ -59,6 +60,46 @@ class Embedding(torch.nn.Module):
         return f"dim={self.table.dim}, rows={len(self.table)}"
 
 
+class EmbeddingBag(torch.nn.Module):
+    """Sums or means of the vectors of bags of keys, which are never written out one by one.
+
+        bag = EmbeddingBag(DynamicTable(dim=2))
+        bag(torch.tensor([7, 8, 7]), torch.tensor([0, 2, 2, 3]))    # (3, 2): of 7 and 8, of nothing, of 7
+
+    As ``Embedding`` otherwise.
+
+    Attributes:
+        table: the table.
+        mode: ``sum`` or ``mean``, over the keys that have a row or not; an empty bag is zeros.
+    """
+
+    def __init__(self, table: DynamicTable, mode: str = "sum") -> None:
+        super().__init__()
+        if mode not in ("sum", "mean"):
+            raise InputError(f"mode={mode!r}; it must be 'sum' or 'mean'")
+        self.table, self.mode = table, mode
+
+    def forward(self, keys: Tensor, bounds: Tensor) -> Tensor:
+        """``keys`` (n,) int64 and ``bounds`` (b + 1,) int64 from 0 to n -> (b, dim) in the table's dtype.
+
+        Raises:
+            InputError: as ``Embedding.forward``, or ``bounds`` do not ascend from 0 to n.
+        """
+        ends = _flat(bounds)
+        rows = self.table.rows(_flat(keys), insert=self.training)
+        if self.training:
+            pooled = cast(Tensor, _Pool.apply(torch.empty(0, requires_grad=True), self.table, rows, ends))  # type: ignore[no-untyped-call]
+        else:
+            pooled = torch.from_numpy(self.table.pool(rows, ends))
+        if self.mode == "mean":
+            sizes = torch.from_numpy(np.diff(ends)).clamp_(min=1).to(pooled.dtype)
+            pooled = pooled / sizes[:, None]
+        return pooled
+
+    def extra_repr(self) -> str:
+        return f"dim={self.table.dim}, rows={len(self.table)}, mode={self.mode}"
+
+
 class GroupEmbedding(torch.nn.Module):
     """Vectors of keys of several logical tables, in one look-up.
 
@@ -86,7 +127,7 @@ class GroupEmbedding(torch.nn.Module):
         """
         flat = [torch.from_numpy(self.group.keys(name, _flat(k))) for name, k in keys.items()]
         vectors = self.embedding(torch.cat(flat) if flat else torch.empty(0, dtype=torch.int64))
-        parts = torch.split(vectors, [len(f) for f in flat])
+        parts = _Parts.apply(vectors, [len(f) for f in flat])  # type: ignore[no-untyped-call]
         return {name: p.view(*k.shape, p.shape[1]) for (name, k), p in zip(keys.items(), parts, strict=True)}
 
 
@@ -109,3 +150,42 @@ class _Read(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         ctx.table.add_gradient(ctx.rows, gradient.contiguous().numpy())
         return None, None, None
+
+
+class _Pool(torch.autograd.Function):
+    """``table.pool(rows, bounds)``; ``anchor`` as in ``_Read``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, table: DynamicTable, rows: npt.NDArray[np.int64], bounds: npt.NDArray[np.int64]
+    ) -> Tensor:
+        ctx.table, ctx.rows, ctx.bounds = table, rows, bounds
+        return torch.from_numpy(table.pool(rows, bounds))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
+        of = np.repeat(np.arange(len(ctx.bounds) - 1), np.diff(ctx.bounds))
+        ctx.table.add_gradient(ctx.rows, gradient.contiguous().numpy(), of)
+        return None, None, None, None
+
+
+class _Parts(torch.autograd.Function):
+    """Vectors in parts of the given sizes. ``torch.split`` does that too, but its backward takes fresh memory for all
+    gradients together, whose page faults are as long as the copy."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+        ctx.sizes, ctx.width = sizes, vectors.shape[1]
+        return torch.split(vectors.detach(), sizes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
+        if not gradients:
+            return None, None
+        kind = torch.empty(0, dtype=gradients[0].dtype).numpy().dtype
+        whole = torch.from_numpy(empty(sum(ctx.sizes) * ctx.width, kind)).view(-1, ctx.width)
+        for part, gradient in zip(torch.split(whole, ctx.sizes), gradients, strict=True):
+            part.copy_(gradient)
+        return whole, None

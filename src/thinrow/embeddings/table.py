@@ -92,7 +92,7 @@ class DynamicTable:
         self.init, self.init_scale = init, float(init_scale)
         self._block_rows = block_rows
         self._index = KeyIndex()
-        self.values = RowBlocks(dim, self.dtype, block_rows)
+        self.values = RowBlocks(dim, self.dtype, block_rows, self.init_scale if init == "constant" else None)
         self._row_state: dict[str, RowBlocks] = {}
         self._gradients: list[tuple[Ints, Floats]] = []
         self.budget, self.step = budget, 0
@@ -135,7 +135,6 @@ class DynamicTable:
         """Make the vectors of the rows from ``before`` on."""
         keys = self._index.keys[before:]
         if self.init == "constant":
-            self.values.fill = self.init_scale
             self.values.grow(len(self))
         elif self.init in _INITS:
             self.values.grow(len(self))
@@ -232,6 +231,26 @@ class DynamicTable:
             raise InputError(f"row {rows[bad]} (position {bad}); rows are in [-1, {len(self)}): look keys up first")
         return out
 
+    def pool(self, rows: Ints, bounds: Ints) -> Floats:
+        """(b, dim): of every bag the sum of the vectors of its rows, added in their order; row -1 adds nothing.
+
+        Args:
+            rows: (n,) int64.
+            bounds: (b + 1,) int64 ascending, from 0 to n: bag k has ``rows[bounds[k]:bounds[k + 1]]``.
+
+        Raises:
+            InputError: a row is not in [-1, len), or ``bounds`` are not such.
+        """
+        rows, bounds = _int64("rows", rows), _int64("bounds", bounds)
+        if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(rows) or np.diff(bounds).min(initial=0) < 0:
+            raise InputError(f"bounds of {len(rows)} rows: {bounds[:3]}...; they must ascend from 0 to {len(rows)}")
+        out = empty((len(bounds) - 1) * self.dim, self.dtype).reshape(-1, self.dim)
+        bad = kernel("pool_rows")(self.values.blocks, len(self), rows, bounds, out)
+        self.traffic.read += len(rows) * self.dim * self.dtype.itemsize + out.nbytes
+        if bad >= 0:
+            raise InputError(f"row {rows[bad]} (position {bad}); rows are in [-1, {len(self)}): look keys up first")
+        return out
+
     def row_state(self, name: str, width: int, *, fill: float = 0.0, dtype: npt.DTypeLike | None = None) -> RowBlocks:
         """The optimizer state ``name``: (n, width) numbers that grow and are saved with the rows.
 
@@ -254,28 +273,31 @@ class DynamicTable:
             )
         return state
 
-    def add_gradient(self, rows: Ints, gradient: Floats) -> None:
+    def add_gradient(self, rows: Ints, gradient: Floats, of: Ints | None = None) -> None:
         """Keep ``gradient`` (n, dim) of ``rows`` (n,), summed by row in the order given, for the next step; with a
-        budget that of row -1 is nobody's.
+        budget that of row -1 is nobody's. With ``of`` (n,) int64, ``gradient`` is (b, dim) and position i has
+        ``gradient[of[i]]``: positions of a bag share one.
 
         Raises:
             InputError: a row is not in [0, len), shape or dtype are not the table's, or a sum is NaN or infinite
                 (names the key); nothing is kept then.
         """
         rows = _int64("rows", rows)
-        if gradient.shape != (len(rows), self.dim) or gradient.dtype != self.dtype:
+        if gradient.shape != (len(rows) if of is None else len(gradient), self.dim) or gradient.dtype != self.dtype:
             raise InputError(
                 f"gradient is {gradient.dtype} {gradient.shape}; for these rows it must be {self.dtype} "
                 f"{(len(rows), self.dim)}"
             )
+        if of is not None and (of.shape != rows.shape or of.min(initial=0) < 0 or of.max(initial=-1) >= len(gradient)):
+            raise InputError(f"of {of.shape}; it must be {rows.shape}, each in [0, {len(gradient)})")
         if self.budget is not None and rows.min(initial=0) == -1:
-            held = rows != -1
-            rows, gradient = rows[held], gradient[held]
+            held = np.flatnonzero(rows != -1)
+            rows, of = rows[held], held if of is None else of[held]
         if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(self):
             outside = rows[(rows < 0) | (rows >= len(self))]
             raise InputError(f"gradient of row {outside[0]}; rows are in [0, {len(self)}): look keys up first")
         if len(rows):
-            self._gradients.append(self._summed(rows, np.ascontiguousarray(gradient)))
+            self._gradients.append(self._summed(rows, np.ascontiguousarray(gradient), of))
 
     def take_gradient(self) -> tuple[Ints, Floats] | None:
         """Distinct rows (d,) ascending and their summed gradients (d, dim), kept no longer; None if there are none.
@@ -378,11 +400,13 @@ class DynamicTable:
             )
         vars(self).update(vars(loaded) | {"traffic": self.traffic})
 
-    def _summed(self, rows: Ints, gradient: Floats) -> tuple[Ints, Floats]:
+    def _summed(self, rows: Ints, gradient: Floats, of: Ints | None = None) -> tuple[Ints, Floats]:
         distinct, starts, order = kernel("group_rows")(rows, len(self))
+        if of is not None:
+            order = of[order]
         sums = empty(len(distinct) * self.dim, self.dtype).reshape(len(distinct), self.dim)
         bad = kernel("sum_groups")(gradient, order, starts, sums)
-        self.traffic.sum += gradient.nbytes + sums.nbytes
+        self.traffic.sum += (len(rows) + len(distinct)) * self.dim * self.dtype.itemsize
         if bad >= 0:
             column = int(np.flatnonzero(~np.isfinite(sums[bad]))[0])
             raise InputError(

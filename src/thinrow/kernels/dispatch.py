@@ -95,6 +95,7 @@ KERNELS: dict[str, str] = {
     "place_keys": "table",
     "start_rows": "table",
     "gather_rows": "table",
+    "pool_rows": "table",
     "group_rows": "table",
     "sum_groups": "table",
     "count_keys": "table",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from thinrow.core.errors import InputError
-from thinrow.embeddings import DynamicTable, Embedding
+from thinrow.embeddings import Budget, DynamicTable, Embedding, EmbeddingBag
 
 
 def embedding(dim=3, dtype=np.float64, **parameters):
@@ -119,3 +119,46 @@ def test_keys_are_int64_on_the_cpu():
     ):
         with pytest.raises(InputError, match="must be int64 on the CPU"):
             embedding()(keys)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_are_those_of_torch(mode):
+    random = np.random.default_rng(0)
+    keys = torch.from_numpy(random.integers(0, 9, 40))
+    bounds = torch.tensor([0, 0, 7, 7, 30, 31, 40])
+    weights = torch.from_numpy(random.normal(size=(6, 4)))
+    module = EmbeddingBag(DynamicTable(4, dtype=np.float64, seed=2), mode)
+    dense = torch.nn.EmbeddingBag(9, 4, mode=mode, dtype=torch.float64)
+    module(torch.arange(9), torch.tensor([0, 9]))
+    with torch.no_grad():
+        dense.weight.copy_(torch.from_numpy(module.table.read(np.arange(9))))
+    ours, theirs = module(keys, bounds), dense(keys, bounds[:-1])
+    torch.testing.assert_close(ours, theirs)
+    for out in (ours, theirs):
+        (out.tanh() * weights).sum().backward()
+    rows, sums = module.table.take_gradient()
+    np.testing.assert_allclose(sums, dense.weight.grad.numpy()[rows], rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(module.eval()(keys, bounds), ours.detach(), rtol=0, atol=0)
+
+
+def test_a_bag_of_keys_without_rows():
+    module = EmbeddingBag(DynamicTable(2, dtype=np.float64, budget=Budget(max_rows=1)))
+    out = module(torch.tensor([5, 6, 7]), torch.tensor([0, 2, 3]))
+    vector = module.table.read(np.array([0]))[0]
+    np.testing.assert_array_equal(out.detach().numpy(), [vector, [0, 0]])
+    out.backward(torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double())
+    assert gradients(module) == {5: [1.0, 2.0]}
+
+
+def test_bad_bags():
+    module = EmbeddingBag(DynamicTable(2))
+    for bounds in ([], [0], [0, 3], [1, 2], [0, 2, 1, 2]):
+        with pytest.raises(InputError, match="they must ascend from 0 to 2"):
+            module(torch.tensor([5, 6]), torch.tensor(bounds, dtype=torch.int64))
+    with pytest.raises(InputError, match="it must be 'sum' or 'mean'"):
+        EmbeddingBag(DynamicTable(2), "max")
+    table = DynamicTable(2)
+    rows = table.rows(np.array([5, 6]), insert=True)
+    for of in ([0], [0, 1], [0, -1]):
+        with pytest.raises(InputError, match="each in"):
+            table.add_gradient(rows, np.ones((1, 2), np.float32), np.array(of))

@@ -194,6 +194,31 @@ def _gather(addresses: Ints, shift: int, n_rows: int, rows: Ints, out: Floats, f
 
 
 @njit
+def _pool(
+    addresses: Ints, shift: int, n_rows: int, rows: Ints, bounds: Ints, out: Floats, first: int, last: int
+) -> int:
+    width = out.shape[1]
+    row_bytes = width * out.itemsize
+    bad = -1
+    for b in range(first, last):
+        for c in range(width):
+            out[b, c] = 0
+        for i in range(bounds[b], bounds[b + 1]):
+            if i + _AHEAD < len(rows):
+                later = rows[i + _AHEAD]
+                if 0 <= later < n_rows:
+                    prefetch_range(_address(addresses, shift, later, row_bytes), row_bytes)
+            row = rows[i]
+            if 0 <= row < n_rows:
+                value = carray(_pointer(_address(addresses, shift, row, row_bytes), out), (width,))
+                for c in range(width):
+                    out[b, c] += value[c]
+            elif row != -1 and bad < 0:
+                bad = i
+    return bad
+
+
+@njit
 def _sort_words(words: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64], bits: int) -> npt.NDArray[np.uint64]:
     """Words sorted by their ``bits`` from bit 32 on, stably; ``words`` or ``other``, which are both written."""
     passes = -(-bits // _DIGIT)
@@ -417,6 +442,12 @@ def gather_rows(blocks: Sequence[Floats], n_rows: int, rows: Ints, out: Floats) 
     return _first(spread(lambda a, b: _gather(addresses, shift, n_rows, rows, out, a, b), bounds))
 
 
+def pool_rows(blocks: Sequence[Floats], n_rows: int, rows: Ints, bounds: Ints, out: Floats) -> int:
+    addresses, shift = _addresses(blocks), _shift(blocks)
+    ends = _bounds_of_equal_parts(bounds, len(rows), _row_bytes(out))
+    return _first(spread(lambda a, b: _pool(addresses, shift, n_rows, rows, bounds, out, a, b), ends))
+
+
 def group_rows(rows: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
     if max(len(rows), n_rows) > 1 << 32:
         # Row and position do not fit in a word.
@@ -426,10 +457,7 @@ def group_rows(rows: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
 
 
 def sum_groups(gradient: Floats, order: Ints, starts: Ints, out: Floats) -> int:
-    count = slice_count(len(order) * _row_bytes(gradient))
-    # Slices of equal numbers of gradients, not of groups: a few groups can hold most of them.
-    ends = np.searchsorted(starts[1:], [len(order) * k // count for k in range(1, count)], side="right")
-    bounds = [0, *ends.tolist(), len(starts) - 1]
+    bounds = _bounds_of_equal_parts(starts, len(order), _row_bytes(gradient))
     return _first(spread(lambda a, b: _sum(gradient, order, starts, out, a, b), bounds))
 
 
@@ -476,6 +504,14 @@ def adam_rows(
     scalars = np.array([1 - beta1, beta2, 1 - beta2, eps, decay, 1 - lr * decoupled], gradient.dtype)
     bounds = even_bounds(len(rows), 7 * _row_bytes(gradient))
     spread(lambda a, b: _adam(v, m, s, t, shift, rows, gradient, lr, beta1, beta2, scalars, a, b), bounds)
+
+
+def _bounds_of_equal_parts(starts: Ints, n: int, item_bytes: int) -> list[int]:
+    """Slices of the groups that begin at ``starts`` with about equally many of their n items each: a few groups can
+    hold most of them."""
+    count = slice_count(n * item_bytes)
+    ends = np.searchsorted(starts[1:], [n * k // count for k in range(1, count)], side="right")
+    return [0, *ends.tolist(), len(starts) - 1]
 
 
 def _addresses(blocks: Sequence[npt.NDArray[Any]]) -> Ints:

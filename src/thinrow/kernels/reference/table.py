@@ -135,6 +135,22 @@ def gather_rows(blocks: Sequence[Floats], n_rows: int, rows: Ints, out: Floats) 
     return int(bad[0]) if len(bad) else -1
 
 
+def pool_rows(blocks: Sequence[Floats], n_rows: int, rows: Ints, bounds: Ints, out: Floats) -> int:
+    """``out[b]`` (b, width) = the sum of the rows ``rows[bounds[b]:bounds[b + 1]]``, added in this order to zeros; row
+    -1 is zeros.
+
+    Returns the first position whose row is not in [-1, n_rows), or -1; its bag then says nothing.
+    """
+    held = np.zeros((len(rows), out.shape[1]), out.dtype)
+    bad = gather_rows(blocks, n_rows, rows, held)
+    out[:] = 0
+    sizes = np.diff(bounds)
+    for k in range(int(sizes.max(initial=0))):
+        more = np.flatnonzero(sizes > k)
+        out[more] += held[bounds[more] + k]
+    return bad
+
+
 def group_rows(rows: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
     """Positions of equal rows together; ``rows`` are in [0, n_rows).
 
