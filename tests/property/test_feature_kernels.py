@@ -33,6 +33,10 @@ def both(name, *arguments):
 def test_integer_kernels(values, seed, divisor):
     both("mix64", values.view(np.uint64))
     hashed = both("hash_ints", values, seed)
+    cut = len(values) // 3
+    parts = both("hash_parts", values, np.array([0, cut, cut, len(values)]), [seed, 5, 7])
+    apart = [both("hash_ints", part, s) for part, s in ((values[:cut], seed), (values[cut:], 7))]
+    assert parts.tolist() == np.concatenate(apart).tolist()
     assert len(np.unique(hashed)) == len(np.unique(values))
     remainder = both("mod_unsigned", values, divisor)
     assert remainder.tolist() == [v % 2**64 % divisor for v in values.tolist()]

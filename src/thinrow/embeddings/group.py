@@ -10,6 +10,7 @@ merge tables so). What checkpoints, shards and servers see is one table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,7 +52,16 @@ class TableGroup:
         Raises:
             InputError: there is no such table.
         """
-        if name not in self._seeds:
-            raise InputError(f"no table {name!r} in the group; there are {', '.join(self.names)}")
-        found: Ints = kernel("hash_ints")(keys, self._seeds[name])
+        return self.keys_of_parts((name,), keys, np.array([0, len(keys)]))
+
+    def keys_of_parts(self, names: Sequence[str], keys: Ints, bounds: Ints) -> Ints:
+        """``keys`` of several tables at once: ``keys[bounds[k]:bounds[k + 1]]`` are of the table ``names[k]``.
+
+        Raises:
+            InputError: there is no such table.
+        """
+        strange = [name for name in names if name not in self._seeds]
+        if strange:
+            raise InputError(f"no table {strange[0]!r} in the group; there are {', '.join(self.names)}")
+        found: Ints = kernel("hash_parts")(keys, bounds, [self._seeds[name] for name in names])
         return found

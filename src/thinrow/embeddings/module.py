@@ -125,15 +125,23 @@ class GroupEmbedding(torch.nn.Module):
         Raises:
             InputError: the group has no such table, or keys are not int64 on the CPU.
         """
-        flat = [torch.from_numpy(self.group.keys(name, _flat(k))) for name, k in keys.items()]
-        vectors = self.embedding(torch.cat(flat) if flat else torch.empty(0, dtype=torch.int64))
-        parts = _Parts.apply(vectors, [len(f) for f in flat])  # type: ignore[no-untyped-call]
+        for k in keys.values():
+            _check_keys(k)
+        sizes = [k.numel() for k in keys.values()]
+        flat = torch.cat([k.reshape(-1) for k in keys.values()]) if keys else torch.empty(0, dtype=torch.int64)
+        bounds = np.cumsum([0, *sizes], dtype=np.int64)
+        found = self.group.keys_of_parts(tuple(keys), flat.numpy(), bounds)
+        parts = _Parts.apply(self.embedding(torch.from_numpy(found)), sizes)  # type: ignore[no-untyped-call]
         return {name: p.view(*k.shape, p.shape[1]) for (name, k), p in zip(keys.items(), parts, strict=True)}
 
 
-def _flat(keys: Tensor) -> npt.NDArray[np.int64]:
+def _check_keys(keys: Tensor) -> None:
     if keys.dtype != torch.int64 or keys.device.type != "cpu":
         raise InputError(f"keys: {keys.dtype} on {keys.device}; they must be int64 on the CPU")
+
+
+def _flat(keys: Tensor) -> npt.NDArray[np.int64]:
+    _check_keys(keys)
     return cast(npt.NDArray[np.int64], keys.detach().reshape(-1).contiguous().numpy())
 
 
@@ -186,6 +194,4 @@ class _Parts(torch.autograd.Function):
             return None, None
         kind = torch.empty(0, dtype=gradients[0].dtype).numpy().dtype
         whole = torch.from_numpy(empty(sum(ctx.sizes) * ctx.width, kind)).view(-1, ctx.width)
-        for part, gradient in zip(torch.split(whole, ctx.sizes), gradients, strict=True):
-            part.copy_(gradient)
-        return whole, None
+        return torch.cat(gradients, out=whole), None

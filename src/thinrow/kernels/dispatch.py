@@ -83,6 +83,7 @@ KERNELS: dict[str, str] = {
     "find_in_rows": "align",
     "mix64": "features",
     "hash_ints": "features",
+    "hash_parts": "features",
     "hash_bytes": "features",
     "hash_tuples": "features",
     "hash_words": "features",

@@ -38,6 +38,16 @@ def _hash_ints(values: U64Array, seed: Any) -> U64Array:
 
 
 @njit
+def _hash_parts(values: U64Array, bounds: I64Array, seeds: U64Array) -> U64Array:
+    out = np.empty_like(values)
+    for k in range(len(seeds)):
+        start = mix(seeds[k] + _INT)
+        for i in range(bounds[k], bounds[k + 1]):
+            out[i] = mix(start ^ values[i])
+    return out
+
+
+@njit
 def _hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: Any) -> U64Array:
     n = len(offsets) - 1
     start = mix(seed + _BYTES)
@@ -194,6 +204,11 @@ def mix64(z: U64Array) -> U64Array:
 
 def hash_ints(values: I64Array, seed: int) -> I64Array:
     out: I64Array = _hash_ints(values.view(np.uint64), np.uint64(seed)).view(np.int64)
+    return out
+
+
+def hash_parts(values: I64Array, bounds: I64Array, seeds: list[int]) -> I64Array:
+    out: I64Array = _hash_parts(values.view(np.uint64), bounds, np.array(seeds, np.uint64)).view(np.int64)
     return out
 
 

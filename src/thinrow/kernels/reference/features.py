@@ -40,6 +40,13 @@ def hash_ints(values: I64Array, seed: int) -> I64Array:
     return mix64(_start(seed, INT) ^ values.view(np.uint64)).view(np.int64)
 
 
+def hash_parts(values: I64Array, bounds: I64Array, seeds: list[int]) -> I64Array:
+    """``hash_ints`` of ``values[bounds[k]:bounds[k + 1]]`` under the seed k, for every k, side by side."""
+    starts = np.concatenate([np.empty(0, np.uint64), *(_start(seed, INT) for seed in seeds)])
+    seeded: U64Array = np.repeat(starts, np.diff(bounds)) ^ values.view(np.uint64)
+    return mix64(seeded).view(np.int64)
+
+
 def hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: int) -> I64Array:
     """(n,) int64 hash of each byte string ``data[offsets[i]:offsets[i + 1]]``."""
     out = np.empty(len(offsets) - 1, np.int64)
