@@ -242,18 +242,22 @@ def _sort_words(words: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64], bi
 
 
 @njit
-def _group(rows: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
-    n, bits = len(rows), 0
-    while (n_rows - 1) >> bits > 0:
+def _group(rows: Ints, low: int, high: int) -> tuple[Ints, Ints, Ints]:
+    """``group_rows`` of the rows in [low, high)."""
+    n, bits = 0, 0
+    while (high - 1 - low) >> bits > 0:
         bits += 1
-    words = np.empty(n, np.uint64)
-    for i in range(n):
-        words[i] = (np.uint64(rows[i]) << np.uint64(32)) | np.uint64(i)
+    words = np.empty(len(rows), np.uint64)
+    for i in range(len(rows)):
+        # Written always and counted if it is one: no branch that hangs on the data.
+        words[n] = (np.uint64(rows[i] - low) << _S32) | np.uint64(i)
+        n += (low <= rows[i]) & (rows[i] < high)
+    words = words[:n]
     words = _sort_words(words, np.empty_like(words), bits)
     order, starts = np.empty(n, np.int64), np.empty(n + 1, np.int64)
     d, previous = 0, np.uint64(0)
     for i in range(n):
-        row = words[i] >> np.uint64(32)
+        row = words[i] >> _S32
         order[i] = np.int64(words[i] & np.uint64(0xFFFFFFFF))
         if i == 0 or row != previous:
             starts[d] = i
@@ -262,7 +266,7 @@ def _group(rows: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
     starts[d] = n
     distinct = np.empty(d, np.int64)
     for k in range(d):
-        distinct[k] = np.int64(words[starts[k]] >> np.uint64(32))
+        distinct[k] = low + np.int64(words[starts[k]] >> _S32)
     return distinct, starts[: d + 1].copy(), order
 
 
@@ -452,8 +456,17 @@ def group_rows(rows: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
     if max(len(rows), n_rows) > 1 << 32:
         # Row and position do not fit in a word.
         return reference.group_rows(rows, n_rows)
-    found: tuple[Ints, Ints, Ints] = _group(rows, n_rows)
-    return found
+    parts = slice_count(2 * rows.nbytes)
+    # A part a thread, of about equally many positions: low rows are those of the keys that came first, often used ones.
+    sample = np.sort(rows[:: max(1, len(rows) // 1024)])
+    cuts = [0, *(int(sample[len(sample) * k // parts]) for k in range(1, parts)), n_rows]
+    found = spread(lambda a, b: _group(rows, cuts[a], cuts[b]), range(parts + 1))
+    if parts == 1:
+        return found[0]
+    distinct, starts, order = zip(*found, strict=True)
+    before = np.cumsum([0, *map(len, order)])
+    ends = [s[1:] + n for s, n in zip(starts, before[:-1], strict=True)]
+    return np.concatenate(distinct), np.concatenate([[0], *ends]), np.concatenate(order)
 
 
 def sum_groups(gradient: Floats, order: Ints, starts: Ints, out: Floats) -> int:

@@ -43,8 +43,7 @@ def hash_ints(values: I64Array, seed: int) -> I64Array:
 def hash_parts(values: I64Array, bounds: I64Array, seeds: list[int]) -> I64Array:
     """``hash_ints`` of ``values[bounds[k]:bounds[k + 1]]`` under the seed k, for every k, side by side."""
     starts = np.concatenate([np.empty(0, np.uint64), *(_start(seed, INT) for seed in seeds)])
-    seeded: U64Array = np.repeat(starts, np.diff(bounds)) ^ values.view(np.uint64)
-    return mix64(seeded).view(np.int64)
+    return mix64(np.bitwise_xor(np.repeat(starts, np.diff(bounds)), values.view(np.uint64))).view(np.int64)
 
 
 def hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: int) -> I64Array:
