@@ -12,6 +12,7 @@ from thinrow.core.errors import InputError
 from thinrow.core.wrap import MASK64, mix64
 from thinrow.embeddings import Budget, DynamicTable, SparseSGD
 from thinrow.embeddings.sketch import Sketch
+from thinrow.embeddings.states import pick, replay
 from thinrow.kernels import BACKENDS, kernel, use
 
 KEYS = st.one_of(st.integers(-20, 20), st.sampled_from([-(2**63), 2**63 - 1]))
@@ -77,6 +78,32 @@ class DictTable:
         return len(gone)
 
 
+class Tracked:
+    """A table with its state at the mark: the delta since then must lead to the state of now."""
+
+    def __init__(self, table):
+        self.table, self.changes, self.marked = table, table.track(), table.state()
+
+    def check(self):
+        delta, now = self.table.delta(self.changes), self.table.state()
+        same(replay(self.marked, delta), now)
+        assert delta["delta.gone"].tolist() == sorted(set(self.marked["keys"].tolist()) - set(now["keys"].tolist()))
+        assert delta["delta.rows"].tolist() == sorted(set(delta["delta.rows"].tolist()))
+        unchanged = np.setdiff1d(np.arange(len(now["keys"])), delta["delta.rows"])
+        same(pick(self.marked, unchanged)["values"], pick(now, unchanged)["values"])
+        served = self.table.delta(self.changes, row_states=False)
+        assert {"delta.rows", "delta.gone", "keys", "values", "dim"} <= set(served) <= set(delta)
+
+
+def same(left, right):
+    if isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for name in left:
+            same(left[name], right[name])
+    else:
+        assert (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
+
+
 budgets = st.builds(
     Budget,
     max_rows=st.integers(1, 12),
@@ -88,7 +115,7 @@ budgets = st.builds(
     sketch_cells=st.just(1 << 16),
 )
 calls = st.lists(
-    st.tuples(st.sampled_from(["insert", "insert", "look", "step", "save and load"]), st.lists(KEYS, max_size=10)),
+    st.tuples(st.sampled_from(["insert", "insert", "look", "step", "mark", "save and load"]), st.lists(KEYS, max_size=10)),
     min_size=4,
     max_size=25,
 )
@@ -109,6 +136,7 @@ def test_any_sequence_of_steps_does_what_a_dict_does(backend, budget, calls, see
     with use(backend):
         table = DynamicTable(DIM, seed=seed, block_rows=4, budget=budget)
         oracle, plain = DictTable(budget), DynamicTable(DIM, seed=seed)
+        tracked = Tracked(table)
 
         def start(key):
             return plain.read(plain.rows(int64([key]), insert=True))[0]
@@ -135,8 +163,13 @@ def test_any_sequence_of_steps_does_what_a_dict_does(backend, budget, calls, see
                         total = total + part
                     oracle.vectors[entry[1]] = oracle.vectors[entry[1]] - np.float32(0.5) * total
                 oracle.end_step()
+            elif name == "mark":
+                tracked.changes.mark()
+                tracked.marked = table.state()
             elif not table._gradients:
                 table = DynamicTable.from_state(table.state(), block_rows=2)
+                tracked = Tracked(table)
+            tracked.check()
             assert table.keys().tolist() == oracle.order
             assert len(table) <= budget.max_rows
             found = table.rows(int64([*oracle.order, *keys]), insert=False).tolist()

@@ -47,12 +47,17 @@ class RowBlocks:
 
     def move(self, source: npt.NDArray[np.int64], target: npt.NDArray[np.int64], n_rows: int) -> None:
         """Put rows ``source`` in the places ``target``, both ascending, then end at ``n_rows`` rows, fewer than now."""
-        held = np.empty((len(source), self.width), self.dtype)
-        for block, part in self._by_block(source):
-            held[part] = block[source[part] & (self.block_rows - 1)]
+        held = self.take(source)
         for block, part in self._by_block(target):
             block[target[part] & (self.block_rows - 1)] = held[part]
         self._n = n_rows
+
+    def take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """(m, width) copy of ``rows``, ascending."""
+        out = np.empty((len(rows), self.width), self.dtype)
+        for block, part in self._by_block(rows):
+            np.take(block, rows[part] & (self.block_rows - 1), axis=0, out=out[part], mode="clip")
+        return out
 
     def _by_block(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[Any], slice]]:
         """Each block with the slice of ascending ``rows`` that lie in it."""

@@ -22,8 +22,10 @@ from thinrow.core.named import imported
 from thinrow.core.pool import empty
 from thinrow.embeddings.blocks import RowBlocks
 from thinrow.embeddings.budget import Budget, Usage
+from thinrow.embeddings.changes import Changes
 from thinrow.embeddings.index import INDEX_BYTES, KeyIndex
 from thinrow.embeddings.sketch import Sketch
+from thinrow.embeddings.states import DELTA, ROW_FILL, ROW_STATE, WHOLE
 from thinrow.embeddings.traffic import LOOK_UP_BYTES, Traffic
 from thinrow.kernels import kernel
 
@@ -35,7 +37,6 @@ _INITS = ("uniform", "normal", "constant")
 _SCALARS = ("dim", "seed", "init_scale")
 #: Of a state, where vectors do not start uniform: how they do, as UTF-8.
 _INIT = "init"
-_ROW_STATE, _ROW_FILL = "row_state.", "row_fill."
 #: Row state of a table with a budget: count and last step of use.
 _USAGE = "usage"
 
@@ -95,6 +96,7 @@ class DynamicTable:
         self.values = RowBlocks(dim, self.dtype, block_rows, self.init_scale if init == "constant" else None)
         self._row_state: dict[str, RowBlocks] = {}
         self._gradients: list[tuple[Ints, Floats]] = []
+        self._trackers: list[Changes] = []
         self.budget, self.step = budget, 0
         self.traffic = Traffic()
         self._sketch = Sketch(budget.sketch_cells) if budget is not None and budget.min_count > 1 else None
@@ -127,8 +129,11 @@ class DynamicTable:
             self._start(before)
             for state in self._row_state.values():
                 state.grow(len(self))
+            for changes in self._trackers:
+                changes.grew(len(self))
         if insert and self.budget is not None:
             kernel("touch_rows")(self.row_state(_USAGE, 2, dtype=np.int64).blocks, rows, self.step)
+            self._wrote(rows[rows >= 0] if self._trackers else rows)
         return rows
 
     def _start(self, before: int) -> None:
@@ -200,13 +205,17 @@ class DynamicTable:
         gone = self.budget.leaving(Usage(self._index.keys, counts, last, self.step), too_many)
         if not gone.any():
             return 0
-        before = len(self)
+        before, lost = len(self), self._index.keys[gone]
         source, target = self._index.drop(gone)
+        for changes in self._trackers:
+            changes.dropped(lost, gone, source, target)
         for rows in (self.values, *self._row_state.values()):
             rows.move(source, target, len(self))
         if too_many and self.budget.evict == "lfu":
             for block in usage.blocks:
                 block[:, 0] -= block[:, 0] >> 1
+            for changes in self._trackers:
+                changes.whole.add(_USAGE)
         return before - len(self)
 
     def read(self, rows: Ints, out: Floats | None = None) -> Floats:
@@ -302,17 +311,68 @@ class DynamicTable:
     def take_gradient(self) -> tuple[Ints, Floats] | None:
         """Distinct rows (d,) ascending and their summed gradients (d, dim), kept no longer; None if there are none.
 
+        Who takes them writes these rows; they count as changed.
+
         Raises:
             InputError: a sum of several calls overflows (names the key); all stays as it was.
         """
         if len(self._gradients) > 1:
             rows, gradients = (np.concatenate(parts) for parts in zip(*self._gradients, strict=True))
             self._gradients = [self._summed(rows, gradients)]
-        return self._gradients.pop() if self._gradients else None
+        if not self._gradients:
+            return None
+        self._wrote(self._gradients[0][0])
+        return self._gradients.pop()
 
     def clear_gradient(self) -> None:
         """Forget the gradients kept for the next step."""
         self._gradients.clear()
+
+    def track(self) -> Changes:
+        """From now on note which rows change, until ``untrack``; what ``delta`` is given.
+
+        ``load_state`` ends it, since every row may be another one then.
+        """
+        self._trackers.append(Changes(len(self)))
+        return self._trackers[-1]
+
+    def untrack(self, changes: Changes) -> None:
+        """Note no more."""
+        self._trackers.remove(changes)
+
+    def _wrote(self, rows: Ints) -> None:
+        for changes in self._trackers:
+            changes.touched(rows)
+
+    def delta(self, changes: Changes, *, row_states: bool = True) -> dict[str, npt.NDArray[Any]]:
+        """Copies of all that changed since the mark of ``changes``, by name: with the state of that moment it is
+        ``state()`` bit for bit (``states.replay``). The mark stays; ``changes.mark()`` sets a new one.
+
+        As ``state()``, but ``keys``, ``values`` and row states hold only the rows ``delta.rows`` (d,) int64, ascending;
+        ``delta.n_rows`` () is how many there are in all; ``delta.gone`` (g,) int64, ascending, the keys that lost their
+        row and have none now; ``delta.whole.row_state.NAME`` all rows of a row state of which more changed than
+        ``delta.rows``. Without ``row_states`` what only training needs is left out; that can be served, not replayed.
+
+        Raises:
+            InputError: ``changes`` is not of this table, or was before ``load_state``.
+        """
+        if not any(changes is mine for mine in self._trackers):
+            raise InputError("these changes are not of this table as it is now; take them from track() after load_state")
+        rows, gone = changes.rows(), changes.gone()
+        gone = gone[self._index.rows(gone, insert=False) < 0]
+        delta = {
+            DELTA + "rows": rows,
+            DELTA + "n_rows": np.array(len(self)),
+            DELTA + "gone": gone,
+            "keys": self._index.keys[rows],
+            "values": self.values.take(rows),
+        }
+        for name, blocks in self._row_state.items() if row_states else ():
+            if name in changes.whole:
+                delta[WHOLE + ROW_STATE + name] = blocks.to_array()
+            else:
+                delta[ROW_STATE + name] = blocks.take(rows)
+        return delta | self._constants(row_states)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Copies of all that the table needs to go on bit for bit, by name; gradients kept for a step are not part.
@@ -323,16 +383,23 @@ class DynamicTable:
         """
         state: dict[str, npt.NDArray[Any]] = {"keys": self.keys(), "values": self.values.to_array()}
         for name, blocks in self._row_state.items():
-            state[_ROW_STATE + name] = blocks.to_array()
-            state[_ROW_FILL + name] = np.array(blocks.fill, np.float64)
+            state[ROW_STATE + name] = blocks.to_array()
+        return state | self._constants()
+
+    def _constants(self, row_states: bool = True) -> dict[str, npt.NDArray[Any]]:
+        """Of ``state``, what is not row by row."""
         scalars = np.array(self.dim), np.array(self.seed), np.array(self.init_scale)
+        state = dict(zip(_SCALARS, scalars, strict=True))
+        if not row_states:
+            return state
+        state |= {ROW_FILL + name: np.array(blocks.fill, np.float64) for name, blocks in self._row_state.items()}
         if self.init != "uniform":
             state[_INIT] = np.frombuffer(self.init.encode(), np.uint8)
         if self.budget is not None:
             state |= {"budget": self.budget.to_bytes(), "step": np.array(self.step)}
         if self._sketch is not None:
             state |= {"sketch": self._sketch.cells.copy(), "sketch_sightings": np.array(self._sketch.sightings)}
-        return state | dict(zip(_SCALARS, scalars, strict=True))
+        return state
 
     @classmethod
     def from_state(cls, state: Mapping[str, npt.NDArray[Any]], *, block_rows: int = 65_536) -> DynamicTable:
@@ -360,14 +427,14 @@ class DynamicTable:
         table.values.append(_checked("values", state["values"], len(keys), table.dim))
         for full in sorted(set(state) - {"keys", "values", _INIT, *_SCALARS, *table._budget_names()}):
             kind, _, name = full.partition(".")
-            if f"{kind}." not in (_ROW_STATE, _ROW_FILL) or not {_ROW_STATE + name, _ROW_FILL + name} <= set(state):
+            if f"{kind}." not in (ROW_STATE, ROW_FILL) or not {ROW_STATE + name, ROW_FILL + name} <= set(state):
                 raise InputError(
                     f"the state has {full!r}; beside keys, values, {', '.join(_SCALARS)} there may be only pairs of "
-                    f"{_ROW_STATE}NAME and {_ROW_FILL}NAME"
+                    f"{ROW_STATE}NAME and {ROW_FILL}NAME"
                 )
-            if f"{kind}." == _ROW_STATE:
+            if f"{kind}." == ROW_STATE:
                 rows = _checked(full, state[full], len(keys))
-                fill = float(state[_ROW_FILL + name])
+                fill = float(state[ROW_FILL + name])
                 table._row_state[name] = RowBlocks(rows.shape[1], rows.dtype, block_rows, fill)
                 table._row_state[name].append(rows)
         table._index = KeyIndex(keys)
