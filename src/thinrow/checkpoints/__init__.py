@@ -1,5 +1,27 @@
-"""Checkpoints: named tensors and JSON beside them, whole or absent. Training writes them, serving reads them."""
+"""Checkpoints: named tensors and JSON beside them, whole or absent. Training writes them, serving reads them.
 
+One process writes with ``save``, several with ``save_shard`` and ``commit``; ``load`` and ``load_shard`` read what any
+number wrote. ``Incremental`` writes a run's in the background, deltas between full ones.
+"""
+
+from thinrow.checkpoints.background import Background, snapshot
 from thinrow.checkpoints.checkpoint import Checkpoint, has_checkpoints, load, save, steps
+from thinrow.checkpoints.incremental import Incremental
+from thinrow.checkpoints.manifest import Version, version_of
+from thinrow.checkpoints.shards import commit, load_shard, save_shard
 
-__all__ = ["Checkpoint", "has_checkpoints", "load", "save", "steps"]
+__all__ = [
+    "Background",
+    "Checkpoint",
+    "Incremental",
+    "Version",
+    "commit",
+    "has_checkpoints",
+    "load",
+    "load_shard",
+    "save",
+    "save_shard",
+    "snapshot",
+    "steps",
+    "version_of",
+]

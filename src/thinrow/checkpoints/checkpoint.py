@@ -10,53 +10,43 @@ A checkpoint is a folder of two files: ``tensors.safetensors``, and ``checkpoint
 the meta, and size and CRC-32C of the other. It is written under a hidden name, synced, and renamed: a process killed
 at any moment leaves the earlier checkpoints as they were. ``load`` reads every byte and checks it. CRC-32C and not a
 cryptographic hash, for damage is what is looked for, not forgery: 500 MB took 0.05 s, SHA-256 0.28 s, reading 0.25 s.
+
+With ``base`` it is a delta: its tables are ``DynamicTable.delta``, all else is whole. ``load`` gives the state that
+they lead to::
+
+    changes, before = table.track(), load(save("run", 200, tensors=prefixed("table.", table.state()), meta={}))
+    ...                                                                         # ten steps
+    save("run", 210, tensors=prefixed("table.", table.delta(changes)), meta={}, base=before.version)
 """
 
 from __future__ import annotations
 
-import errno
 import operator
-import os
-import re
-import stat
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.checkpoints import manifest as manifests
+from thinrow.checkpoints import tensorfile
+from thinrow.checkpoints.manifest import MANIFEST, TENSORS, Manifest, Version
 from thinrow.checkpoints.scratch import scratch, sweep
-from thinrow.core.errors import (
-    CheckpointNotFound,
-    CorruptionError,
-    InputError,
-    MissingExtraError,
-    NewerFormatError,
-    ObjectNotFound,
-    StoreError,
-)
-from thinrow.storage.container import crc_of
+from thinrow.checkpoints.shardfile import tables_of_shards
+from thinrow.checkpoints.tensorfile import DTYPES, RESERVED
+from thinrow.core.errors import CheckpointNotFound, CorruptionError, InputError, ObjectNotFound, StoreError
+from thinrow.core.routing import Routing
+from thinrow.embeddings.states import is_delta, replayed, tables_of
 from thinrow.storage.objects import make_directory, sync_directory
-from thinrow.storage.sealed import seal, unseal
 
-FORMAT = 1
-TENSORS, MANIFEST = "tensors.safetensors", "checkpoint.json"
-#: What both NumPy and safetensors hold.
-DTYPES = ("bool", *(f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)), "float16", "float32", "float64")
+#: Tensors from the chain of what a checkpoint rests on, itself the last.
+Read = Callable[[list[Manifest]], dict[str, npt.NDArray[Any]]]
 
-_NAME = re.compile(r"step-(\d{8,18})")
-_MAX_STEP = 10**18 - 1
-#: safetensors keeps this key of its header for itself.
-_RESERVED = "__metadata__"
-_CHUNK_BYTES = 1 << 23
 #: How often checkpoints may vanish under a reader that looks for the newest.
 _ATTEMPTS = 5
-_REMEDY = "restore it from a copy or load an earlier step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +56,28 @@ class Checkpoint:
     Attributes:
         path: the folder that it was read from.
         step: number of training steps done.
-        tensors: name -> writable array in C order; shape and dtype as saved.
+        tensors: name -> writable array in C order; shape and dtype as saved. Of a delta, as of a full one.
         meta: the JSON that was saved beside them.
+        version: which one it is, for deltas on it.
+        routing: of the shards that it was saved by; None where there were none.
     """
 
     path: Path
     step: int
     tensors: dict[str, npt.NDArray[Any]]
     meta: dict[str, Any]
+    version: Version
+    routing: Routing | None
 
 
 def save(
-    folder: str | Path, step: int, *, tensors: Mapping[str, Any], meta: Mapping[str, Any], keep: int | None = None
+    folder: str | Path,
+    step: int,
+    *,
+    tensors: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    keep: int | None = None,
+    base: Version | None = None,
 ) -> Path:
     """Write ``folder/step-<step>``, durably; a checkpoint of the same step is replaced.
 
@@ -88,7 +88,9 @@ def save(
         step: 0 or more.
         tensors: name -> NumPy array or torch tensor of any shape, of one of ``DTYPES``; must not change meanwhile.
         meta: JSON: string keys, lists in place of tuples, no NaN.
-        keep: where given, of the checkpoints up to this step only so many stay, the newest; 1 or more.
+        keep: where given, of the checkpoints up to this step only so many stay, the newest, and those that they rest
+            on; 1 or more.
+        base: where the tables among ``tensors`` are deltas, the checkpoint at whose save their changes were marked.
 
     Returns:
         The path of the checkpoint.
@@ -96,30 +98,32 @@ def save(
     Raises:
         InputError: an argument that cannot be stored; nothing was written.
         StoreError: the medium refuses (full, not writable); earlier checkpoints are as they were.
-        MissingExtraError: safetensors is not installed.
     """
-    _safetensors()
-    step = _whole_number("step", step, 0, _MAX_STEP)
-    if keep is not None:
-        keep = _whole_number("keep", keep, 1, _MAX_STEP)
-    arrays = {_check_name(n): _as_array(n, t) for n, t in tensors.items()}
-    seal(_body(step, meta, {}), FORMAT, "checkpoint")
-    folder = Path(folder)
-    path = folder / _name_of(step)
-    with _told(step, folder):
+    folder, step, keep = Path(folder), check_step(step), check_keep(keep)
+    arrays = as_arrays(tensors)
+    path = folder / manifests.name_of(step)
+    Manifest(path, step, meta, {}, base).sealed()
+    if base is not None:
+        manifests.check_base(folder, base, step, None)
+    elif (delta := has_delta(arrays)) is not None:
+        raise InputError(f"table {delta!r} among the tensors is a delta; pass the base that it was marked at")
+    with manifests.told(step, folder):
         make_directory(folder)
         sweep(folder)
         with scratch(folder) as temporary:
-            _write(temporary, step, arrays, meta)
-            _put_in_place(temporary, path)
+            temporary.mkdir()
+            files = {TENSORS: tensorfile.write(temporary / TENSORS, arrays)}
+            Manifest(temporary, step, meta, files, base).write()
+            sync_directory(temporary)
+            manifests.put_in_place(temporary, path)
         sync_directory(folder)
         if keep is not None:
-            _drop_older(folder, step, keep)
+            manifests.drop_older(folder, step, keep)
     return path
 
 
 def load(path: str | Path) -> Checkpoint:
-    """A checkpoint, every byte checked.
+    """A checkpoint, every byte checked; what shards hold is joined, and deltas are replayed.
 
     Args:
         path: one checkpoint; or a folder of them: the newest whole one is loaded, with a warning where a newer one is
@@ -127,180 +131,102 @@ def load(path: str | Path) -> Checkpoint:
 
     Raises:
         CheckpointNotFound: there is none.
-        CorruptionError: it is damaged; of a folder, every one in it is.
-        ObjectNotFound: one of its files is missing.
+        CorruptionError: it is damaged, or what it rests on is; of a folder, every one in it is.
+        ObjectNotFound: one of its files is missing, or what it rests on.
         NewerFormatError: a newer thinrow wrote it (of a folder: the newest that is not damaged).
-        MissingExtraError: safetensors is not installed.
     """
-    _safetensors()
-    path = Path(path)
-    if (path / MANIFEST).exists() or (_NAME.fullmatch(path.name) and path.is_dir()):
-        return _load_one(path)
-    for _ in range(_ATTEMPTS):
-        found = _load_newest(path)
-        if found is not None:
-            return found
-    raise StoreError(f"checkpoints in {path} are removed faster than they are read; save with a larger keep")
+    return load_from(path, _all_tensors)
 
 
 def has_checkpoints(folder: str | Path) -> bool:
     """Whether ``folder`` holds a checkpoint, be it whole or damaged."""
-    return bool(_in_place(Path(folder)))
+    return bool(manifests.in_place(Path(folder)))
 
 
 def steps(folder: str | Path) -> list[int]:
     """Steps of the checkpoints in ``folder``, ascending; empty where there is no such folder.
 
-    Those with a damaged ``checkpoint.json`` or with a file missing or cut off are left out; other bytes are not read.
+    Those with a damaged ``checkpoint.json`` or with a file missing or cut off, and those that rest on such ones, are
+    left out; other bytes are not read.
     """
-    return [s for s in _in_place(Path(folder)) if _looks_whole(Path(folder) / _name_of(s))]
+    return list(manifests.whole(Path(folder)))
 
 
-def _load_newest(folder: Path) -> Checkpoint | None:
+def load_from(path: str | Path, read: Read) -> Checkpoint:
+    """As ``load``, with the tensors that ``read`` makes of the chain of what the checkpoint rests on."""
+    path = Path(path)
+    if (path / MANIFEST).exists() or manifests.is_named(path):
+        return _load_one(path, read)
+    for _ in range(_ATTEMPTS):
+        found = _load_newest(path, read)
+        if found is not None:
+            return found
+    raise StoreError(f"checkpoints in {path} are removed faster than they are read; save with a larger keep")
+
+
+def _load_newest(folder: Path, read: Read) -> Checkpoint | None:
     """The newest whole one; None where one vanished while it was read."""
     damage: CorruptionError | ObjectNotFound | None = None
-    for step in reversed(_in_place(folder)):
-        path = folder / _name_of(step)
+    for step in reversed(manifests.in_place(folder)):
+        path = folder / manifests.name_of(step)
         try:
-            checkpoint = _load_one(path)
+            checkpoint = _load_one(path, read)
         except (CorruptionError, ObjectNotFound) as e:
             if not path.exists():
                 return None
             damage = damage or e
             continue
         if damage is not None:
-            warnings.warn(f"step {step} is loaded in place of a newer one: {damage}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"step {step} is loaded in place of a newer one: {damage}", RuntimeWarning, stacklevel=4)
         return checkpoint
     raise damage or _not_found(folder)
 
 
-def _load_one(path: Path) -> Checkpoint:
-    body = _manifest(path)
-    file = path / TENSORS
-    stated = body["files"][TENSORS]
-    _check_size(file, stated)
-    library = _safetensors()
+def _load_one(path: Path, read: Read) -> Checkpoint:
+    chain = manifests.read(path).chain()
+    own = chain[-1]
+    return Checkpoint(path, own.step, read(chain), dict(own.meta), own.version, own.routing)
+
+
+def _all_tensors(chain: list[Manifest]) -> dict[str, npt.NDArray[Any]]:
+    tensors = whole_tensors(chain)
+    return tensors if chain[-1].routing is None else tensors | tables_of_shards(chain)
+
+
+def whole_tensors(chain: list[Manifest]) -> dict[str, npt.NDArray[Any]]:
+    """Writable tensors of the last of ``chain`` that are not in shards."""
+    if len(chain) == 1:
+        return tensorfile.read(chain[0].checked(TENSORS))
     try:
-        if _crc_of_file(file) != stated["crc32c"]:
-            raise CorruptionError("its CRC does not match", file=str(file), remedy=_REMEDY)
-        tensors = library.numpy.load_file(file)
-    except FileNotFoundError:
-        raise _missing(file) from None
-    except library.SafetensorError as e:
-        raise CorruptionError(f"safetensors cannot read it: {e}", file=str(file), remedy=_REMEDY) from e
-    return Checkpoint(path, body["step"], tensors, body["meta"])
+        found = replayed([tensorfile.mapped(link.checked(TENSORS)) for link in chain])
+    except InputError as e:
+        raise CorruptionError(str(e), file=str(chain[-1].path), remedy=manifests.REMEDY) from e
+    return {name: a if a.flags.writeable else a.copy() for name, a in found.items()}
 
 
-def _manifest(path: Path) -> dict[str, Any]:
-    """The body of ``checkpoint.json``: step, meta, and of each other file its bytes and CRC."""
-    file = path / MANIFEST
-    try:
-        data = file.read_bytes()
-    except FileNotFoundError:
-        raise _missing(file) from None
-    try:
-        body = unseal(data, FORMAT, "checkpoint", str(file))
-    except CorruptionError as e:
-        raise CorruptionError(e.what, file=e.file, remedy=_REMEDY) from e
-    if set(body) != {"files", "meta", "step"}:
-        raise CorruptionError("it is not the JSON of a checkpoint", file=str(file), remedy=_REMEDY)
-    named = _NAME.fullmatch(path.name)
-    if named and int(named[1]) != body["step"]:
-        raise CorruptionError(f"it describes step {body['step']}", file=str(file), remedy=_REMEDY)
-    return body
+def has_delta(arrays: Mapping[str, npt.NDArray[Any]]) -> str | None:
+    """The prefix of a table that is a delta; None where all are whole."""
+    return next((prefix for prefix, state in tables_of(arrays).items() if is_delta(state)), None)
 
 
-def _check_size(file: Path, stated: Mapping[str, int]) -> None:
-    try:
-        size = file.stat().st_size
-    except FileNotFoundError:
-        raise _missing(file) from None
-    if size != stated["bytes"]:
-        raise CorruptionError(f"it has {size} bytes, not {stated['bytes']}", file=str(file), remedy=_REMEDY)
+def as_arrays(tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Name -> array in C order. Raises InputError where one cannot be stored."""
+    return {_check_name(n): _as_array(n, t) for n, t in tensors.items()}
 
 
-def _looks_whole(path: Path) -> bool:
-    try:
-        _check_size(path / TENSORS, _manifest(path)["files"][TENSORS])
-    except NewerFormatError:
-        return True
-    except (CorruptionError, ObjectNotFound):
-        return False
-    return True
+def check_step(step: int) -> int:
+    """``step`` as an int. Raises InputError where it is none that a checkpoint can have."""
+    return _whole_number("step", step, 0, manifests.MAX_STEP)
 
 
-def _in_place(folder: Path) -> list[int]:
-    """Steps of the entries of ``folder`` that are named as checkpoints, ascending."""
-    found = [_NAME.fullmatch(p.name) for p in folder.iterdir() if p.is_dir()] if folder.is_dir() else []
-    return sorted(int(m[1]) for m in found if m and m[0] == _name_of(int(m[1])))
-
-
-def _write(path: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> None:
-    """All of a checkpoint at ``path``, synced."""
-    path.mkdir()
-    file, manifest = path / TENSORS, path / MANIFEST
-    library = _safetensors()
-    try:
-        library.numpy.save_file(dict(arrays), file)
-    except library.SafetensorError as e:
-        raise OSError(errno.EIO, str(e)) from e
-    stated = {"bytes": file.stat().st_size, "crc32c": _crc_of_file(file)}
-    with open(manifest, "xb") as out:
-        out.write(seal(_body(step, meta, {TENSORS: stated}), FORMAT, "checkpoint"))
-        out.flush()
-        os.fsync(out.fileno())
-    # safetensors makes files that only their owner can read, whatever the umask.
-    file.chmod(stat.S_IMODE(manifest.stat().st_mode))
-    with open(file, "rb") as written:
-        os.fsync(written.fileno())
-    sync_directory(path)
-
-
-def _put_in_place(temporary: Path, path: Path) -> None:
-    while True:
-        try:
-            temporary.rename(path)
-            return
-        except OSError as e:
-            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        # No rename replaces a folder that holds files: the old one goes first.
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Take the checkpoint away in one rename, so that nobody sees half of it; nothing happens where there is none."""
-    with scratch(path.parent) as gone, suppress(FileNotFoundError):
-        path.rename(gone)
-
-
-def _drop_older(folder: Path, step: int, keep: int) -> None:
-    whole = [s for s in steps(folder) if s <= step]
-    for s in _in_place(folder):
-        if len(whole) > keep and s < whole[-keep]:
-            _remove(folder / _name_of(s))
-
-
-def _body(step: int, meta: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-    return {"files": dict(files), "meta": dict(meta), "step": step}
-
-
-def _name_of(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def _crc_of_file(file: Path) -> int:
-    """CRC-32C of a file's bytes, read in pieces: the file may be as large as the memory."""
-    buffer, crc = memoryview(bytearray(_CHUNK_BYTES)), 0
-    with open(file, "rb", buffering=0) as source:
-        while n := source.readinto(buffer):
-            crc = crc_of(buffer[:n], crc)
-    return crc
+def check_keep(keep: int | None) -> int | None:
+    """``keep`` as an int. Raises InputError where it is below 1."""
+    return None if keep is None else _whole_number("keep", keep, 1, manifests.MAX_STEP)
 
 
 def _check_name(name: Any) -> str:
-    if not isinstance(name, str) or name == _RESERVED:
-        raise InputError(f"tensor name {name!r}; it must be a string other than {_RESERVED!r}: rename it")
+    if not isinstance(name, str) or name == RESERVED:
+        raise InputError(f"tensor name {name!r}; it must be a string other than {RESERVED!r}: rename it")
     try:
         name.encode()
     except UnicodeEncodeError as e:
@@ -331,31 +257,6 @@ def _whole_number(name: str, value: int, low: int, high: int) -> int:
     if not low <= number <= high:
         raise InputError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
     return number
-
-
-def _safetensors() -> ModuleType:
-    """safetensors with its NumPy half, loaded when it is first needed."""
-    try:
-        import safetensors.numpy
-    except ImportError as e:
-        raise MissingExtraError("safetensors", "train") from e
-    return safetensors
-
-
-@contextmanager
-def _told(step: int, folder: Path) -> Iterator[None]:
-    """What the operating system refuses, as a StoreError that says what is left."""
-    try:
-        yield
-    except OSError as e:
-        raise StoreError(
-            f"cannot save step {step} in {folder}: {e.strerror or e}; earlier checkpoints are as they were, "
-            "free space or check permissions and save again"
-        ) from e
-
-
-def _missing(file: Path) -> ObjectNotFound:
-    return ObjectNotFound(f"{file} is missing; {_REMEDY}")
 
 
 def _not_found(path: Path) -> CheckpointNotFound:

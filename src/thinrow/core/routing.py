@@ -43,6 +43,10 @@ class Routing:
     def __len__(self) -> int:
         return len(self.starts)
 
+    def bounds(self, shard: int) -> tuple[int, int]:
+        """The first mixed key of the shard's range and the first after it."""
+        return self.starts[shard], (*self.starts, _WORDS)[shard + 1]
+
     def shards(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """(n,) shard of each of ``keys`` (n,) int64."""
         starts = np.array(self.starts, np.uint64)

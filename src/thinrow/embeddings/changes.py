@@ -21,12 +21,13 @@ class Changes:
     """Made by ``DynamicTable.track``, which also tells it what happens; a table may have several.
 
     Attributes:
+        marked_rows: rows of the table at the mark.
         whole: names of row states in which rows changed that are not noted.
     """
 
     def __init__(self, n_rows: int) -> None:
         """``n_rows``: of the table now, at the mark."""
-        self._n = n_rows
+        self._n = self.marked_rows = n_rows
         self._changed = np.zeros(max(n_rows, _MIN_ROWS), np.bool_)
         self._new = np.zeros_like(self._changed)
         self._gone: list[Ints] = []
@@ -38,6 +39,7 @@ class Changes:
         self._new[: self._n] = False
         self._gone.clear()
         self.whole.clear()
+        self.marked_rows = self._n
 
     def rows(self) -> Ints:
         """(d,) rows that changed, ascending."""

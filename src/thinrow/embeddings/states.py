@@ -1,8 +1,8 @@
 """States of tables as named arrays: a delta replayed, shards joined, rows picked. No table is built for any of it.
 
 A state is what ``DynamicTable.state`` returns; a delta is what ``DynamicTable.delta`` does: a state of the changed rows
-alone, with ``delta.rows`` (where they are), ``delta.n_rows`` and ``delta.gone``. Worked example: on a state of keys
-[7, 8], the delta of rows [0, 2] with keys [9, 5] and 3 rows gives a state of keys [9, 8, 5].
+alone, and where they are. Worked example: on a state of keys [7, 8], the delta of rows [0, 2] with keys [9, 5] and 3
+rows in all gives a state of keys [9, 8, 5].
 
 A checkpoint has states under prefixes: ``table.keys``, ``table.values``, ...; ``tables_of`` finds them.
 """
@@ -45,29 +45,41 @@ def is_delta(state: State) -> bool:
     return DELTA + "rows" in state
 
 
-def replay(state: State, delta: State) -> Arrays:
-    """The state that a table had when ``delta`` was taken, from the one that it had at the delta's mark.
+def replay(state: State, *deltas: State) -> Arrays:
+    """The state that a table had when the last of ``deltas`` was taken, from the one that it had at the mark of the
+    first; each was taken at the mark of the next.
 
     Raises:
-        InputError: the delta does not follow ``state``.
+        InputError: a delta does not follow what is before it.
     """
-    rows, n = delta[DELTA + "rows"], int(delta[DELTA + "n_rows"])
-    held = min(len(state["keys"]), n)
-    ascending = (np.diff(rows) > 0).all() and rows.min(initial=0) >= 0 and rows.max(initial=-1) < n
-    if not ascending or len(rows) - int(np.searchsorted(rows, held)) != n - held:
-        raise InputError(
-            f"a delta of {n} rows, {len(rows)} of them changed, does not follow a state of {len(state['keys'])} rows; "
-            "replay deltas in order, each on what it was taken from"
-        )
-    out = {name: array for name, array in delta.items() if not (_of_rows(name) or name.startswith(DELTA))}
-    for name, changed in delta.items():
-        if name.startswith(WHOLE):
-            out[name.removeprefix(WHOLE)] = changed
-        elif _of_rows(name):
-            out[name] = np.empty((n, *changed.shape[1:]), changed.dtype)
-            # A state that the optimizer made since the mark: its fill, but for the rows that changed.
-            out[name][:held] = state[name][:held] if name in state else _fill(delta, name)
-            out[name][rows] = changed
+    counts = [len(state["keys"]), *(int(delta[DELTA + "n_rows"]) for delta in deltas)]
+    for delta, before in zip(deltas, counts[:-1], strict=True):
+        _check_follows(delta, before)
+    last = deltas[-1]
+    out = {name: array for name, array in last.items() if not (_of_rows(name) or name.startswith(DELTA))}
+    for name in sorted({n.removeprefix(WHOLE) for n in last if _of_rows(n.removeprefix(WHOLE))}):
+        out[name] = _rows_after(name, state, deltas, max(counts))[: counts[-1]]
+    return out
+
+
+def replayed(chain: Sequence[State]) -> Arrays:
+    """The tensors of the last of ``chain``, whose tables may be deltas on those before.
+
+    Raises:
+        InputError: they do not follow each other, or there is no state to begin with.
+    """
+    tables = [tables_of(tensors) for tensors in chain]
+    out = dict(chain[-1])
+    for prefix, newest in tables[-1].items():
+        first = len(chain) - 1
+        while first >= 0 and is_delta(tables[first].get(prefix, {})):
+            first -= 1
+        if first < 0 or prefix not in tables[first]:
+            raise InputError(f"a delta of table {prefix!r} without a state that it follows; load an earlier checkpoint")
+        if first < len(chain) - 1:
+            for name in newest:
+                del out[prefix + name]
+            out |= prefixed(prefix, replay(tables[first][prefix], *(t[prefix] for t in tables[first + 1 :])))
     return out
 
 
@@ -83,7 +95,7 @@ def join(states: Sequence[State]) -> Arrays:
         if _of_rows(name):
             out[name] = np.concatenate([s[name] if name in s else _filled(s, name, parts[0], states) for s in states])
         elif name in _COUNTED and len({p.shape for p in parts}) == 1:
-            out[name] = np.maximum.reduce(parts)
+            out[name] = np.array(np.maximum.reduce(parts))
         elif any(not np.array_equal(p, parts[0]) for p in parts):
             raise InputError(f"shards differ in {name!r}; they must be of one table")
         else:
@@ -94,6 +106,34 @@ def join(states: Sequence[State]) -> Arrays:
 def pick(state: State, rows: npt.NDArray[Any]) -> Arrays:
     """A state of some rows: ``rows`` are numbers or a mask."""
     return {name: array[rows] if _of_rows(name) else array for name, array in state.items()}
+
+
+def _check_follows(delta: State, before: int) -> None:
+    rows, n, taken_from = delta[DELTA + "rows"], int(delta[DELTA + "n_rows"]), int(delta[DELTA + "from_rows"])
+    ascending = (np.diff(rows) > 0).all() and rows.min(initial=0) >= 0 and rows.max(initial=-1) < n
+    held = min(before, n)
+    if taken_from != before or not ascending or len(rows) - int(np.searchsorted(rows, held)) != n - held:
+        raise InputError(
+            f"a delta of a table that had {taken_from} rows does not follow a state of {before}; replay deltas in "
+            "order, each on what it was taken from"
+        )
+
+
+def _rows_after(name: str, state: State, deltas: Sequence[State], capacity: int) -> npt.NDArray[Any]:
+    """``name``, row by row, with every delta written over what was before it."""
+    like = next(a for s in (deltas[-1], state) for a in (s.get(name), s.get(WHOLE + name)) if a is not None)
+    out = np.empty((capacity, *like.shape[1:]), like.dtype)
+    if name in state:
+        out[: len(state[name])] = state[name]
+    else:
+        # The optimizer made it since: its fill, but for the rows that changed.
+        out[:] = _fill(deltas[-1], name)
+    for delta in deltas:
+        if WHOLE + name in delta:
+            out[: len(delta[WHOLE + name])] = delta[WHOLE + name]
+        elif name in delta:
+            out[delta[DELTA + "rows"]] = delta[name]
+    return out
 
 
 def _of_rows(name: str) -> bool:

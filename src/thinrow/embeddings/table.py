@@ -348,21 +348,23 @@ class DynamicTable:
         """Copies of all that changed since the mark of ``changes``, by name: with the state of that moment it is
         ``state()`` bit for bit (``states.replay``). The mark stays; ``changes.mark()`` sets a new one.
 
-        As ``state()``, but ``keys``, ``values`` and row states hold only the rows ``delta.rows`` (d,) int64, ascending;
-        ``delta.n_rows`` () is how many there are in all; ``delta.gone`` (g,) int64, ascending, the keys that lost their
-        row and have none now; ``delta.whole.row_state.NAME`` all rows of a row state of which more changed than
-        ``delta.rows``. Without ``row_states`` what only training needs is left out; that can be served, not replayed.
+        As ``state()``, but ``keys``, ``values`` and row states hold only the rows ``delta.rows`` (d,) int64, ascending.
+        ``delta.n_rows`` () is how many there are in all, ``delta.from_rows`` () how many there were at the mark;
+        ``delta.gone`` (g,) int64, ascending, the keys that lost their row and have none now;
+        ``delta.whole.row_state.NAME`` all rows of a row state of which more changed than ``delta.rows``. Without
+        ``row_states`` what only training needs is left out; that can be served, not replayed.
 
         Raises:
             InputError: ``changes`` is not of this table, or was before ``load_state``.
         """
         if not any(changes is mine for mine in self._trackers):
-            raise InputError("these changes are not of this table as it is now; take them from track() after load_state")
+            raise InputError("these changes are not of this table as it is now; call track() anew after load_state")
         rows, gone = changes.rows(), changes.gone()
         gone = gone[self._index.rows(gone, insert=False) < 0]
         delta = {
             DELTA + "rows": rows,
             DELTA + "n_rows": np.array(len(self)),
+            DELTA + "from_rows": np.array(changes.marked_rows),
             DELTA + "gone": gone,
             "keys": self._index.keys[rows],
             "values": self.values.take(rows),

@@ -59,11 +59,16 @@ def unseal(data: bytes, version: int, what: str, name: str) -> dict[str, Any]:
         raise NewerFormatError(f"{name} has format {found}, this thinrow reads up to {version}; update thinrow")
     if type(found) is not int or found < 1 or not isinstance(body, dict):
         raise CorruptionError(f"it is no {what} of format 1 to {version}", file=name)
-    if crc_of(_canonical(body)) != crc:
+    if crc_of_body(body) != crc:
         raise CorruptionError(f"the CRC of the {what} does not match", file=name)
     if data != _file(found, crc, body):
         raise CorruptionError("its layout is not the one that a writer gives it", file=name)
     return body
+
+
+def crc_of_body(body: Mapping[str, Any]) -> int:
+    """CRC-32C of a body, as its file states it."""
+    return crc_of(_canonical(dict(body)))
 
 
 def _file(version: int, crc: int, body: dict[str, Any]) -> bytes:

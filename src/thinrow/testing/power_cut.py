@@ -142,9 +142,14 @@ class Recorder:
             self._note("name", new, self._names[new])
 
     def _on_replace(self, _: None, source: Any, target: Any, *__: Any) -> None:
-        if (old := self._inside(source)) is not None and (new := self._inside(target)) is not None:
+        if (old := self._inside(source)) is None or (new := self._inside(target)) is None:
+            return
+        if old in self._names:
             self._names[new] = self._names.pop(old)
             self._note("rename", new, (old, self._names[new]))
+        else:
+            _rename_folder(self._names, old, new)
+            self._note("rename folder", new, old)
 
     _on_rename = _on_replace
 
@@ -197,12 +202,22 @@ class Recorder:
         return disk
 
 
+def _rename_folder(files: dict[Path, int], old: Path, new: Path) -> None:
+    for path in [p for p in files if p.is_relative_to(old)]:
+        files[new / path.relative_to(old)] = files.pop(path)
+
+
 def _apply(op: Operation, sure: dict[Path, int], folders: set[Path]) -> None:
     if op.kind == "mkdir":
         if op.target.parent in folders:
             folders.add(op.target)
     elif op.kind == "unlink":
         sure.pop(op.target, None)
+    elif op.kind == "rename folder":
+        if op.data in folders:
+            folders.remove(op.data)
+            folders.add(op.target)
+            _rename_folder(sure, op.data, op.target)
     elif op.kind == "rename":
         sure.pop(op.data[0], None)
         sure[op.target] = op.data[1]

@@ -1,0 +1,146 @@
+"""Tables of any number of shards, through any sequence of steps, full saves, deltas, loads and reshardings: what is
+loaded is what was saved, row by row where the shards are the same, key by key where they are others."""
+
+import os
+import tempfile
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinrow.checkpoints import commit, load, load_shard, save_shard, steps
+from thinrow.core.routing import Routing
+from thinrow.embeddings import Budget, DynamicTable, SparseAdagrad, SparseAdam, SparseSGD
+from thinrow.embeddings.states import prefixed, tables_of
+
+DIM = 3
+KEYS = st.one_of(st.integers(-15, 15), st.sampled_from([-(2**63), 2**63 - 1]))
+
+budgets = st.none() | st.builds(
+    Budget,
+    max_rows=st.integers(2, 12),
+    evict=st.sampled_from(["lru", "lfu"]),
+    max_age=st.none() | st.integers(1, 4),
+    min_count=st.integers(1, 2),
+    sketch_cells=st.just(64),
+)
+optimizers = st.sampled_from([SparseSGD, SparseAdagrad, SparseAdam])
+calls = st.lists(
+    st.one_of(
+        st.tuples(st.just("step"), st.lists(KEYS, max_size=10)),
+        st.tuples(st.sampled_from(["full", "delta", "delta", "half"]), st.none()),
+        st.tuples(st.just("load"), st.integers(1, 4)),
+    ),
+    min_size=3,
+    max_size=20,
+)
+
+
+class Run:
+    """Ranks in one process, and what they last saved."""
+
+    def __init__(self, folder, budget, optimizer):
+        self.folder, self.optimizer, self.number = folder, optimizer, 0
+        self.start([DynamicTable(DIM, seed=5, block_rows=4, budget=budget) for _ in range(2)])
+        self.saved = self.base = None
+
+    def start(self, tables):
+        self.tables, self.routing = tables, Routing.even(len(tables))
+        self.changes = [table.track() for table in tables]
+
+    def step(self, keys):
+        keys = np.array(keys, np.int64)
+        shards = self.routing.shards(keys)
+        for shard, table in enumerate(self.tables):
+            mine = keys[shards == shard]
+            if len(mine):
+                gradient = np.random.default_rng(len(keys)).normal(size=(len(mine), DIM)).astype(np.float32)
+                table.add_gradient(table.rows(mine, insert=True), gradient)
+        self.optimizer(*self.tables, lr=0.5).step()
+
+    def save(self, kind):
+        self.number += 1
+        delta = kind == "delta" and self.base is not None
+        for shard, (table, changes) in enumerate(zip(self.tables, self.changes, strict=True)):
+            if kind == "half" and shard == len(self.tables) - 1:
+                return
+            tensors = prefixed("a.table.", table.delta(changes) if delta else table.state())
+            save_shard(self.folder, self.number, shard, self.routing, tensors=tensors)
+        base = self.base if delta else None
+        shared = {"w": np.full(2, self.number)}
+        path = commit(self.folder, self.number, self.routing, tensors=shared, meta={"at": self.number}, base=base)
+        for changes in self.changes:
+            changes.mark()
+        self.saved = self.number, self.routing, [table.state() for table in self.tables]
+        self.base = load(path).version
+
+    def load(self, n_shards):
+        if self.saved is None:
+            assert steps(self.folder) == []
+            return
+        number, routing_saved, states = self.saved
+        everything = load(self.folder)
+        assert (everything.step, everything.meta) == (number, {"at": number})
+        assert everything.tensors["w"].tolist() == [number] * 2
+        assert by_key([tables_of(everything.tensors)["a.table."]]) == by_key(states)
+        routing = Routing.even(n_shards)
+        found = [load_shard(self.folder, shard, routing) for shard in range(n_shards)]
+        loaded = [tables_of(checkpoint.tensors)["a.table."] for checkpoint in found]
+        assert everything.routing == routing_saved
+        if routing == routing_saved:
+            for mine, saved in zip(loaded, states, strict=True):
+                same(mine, saved)
+        assert by_key(loaded) == by_key(states)
+        for shard, state in enumerate(loaded):
+            assert (routing.shards(state["keys"]) == shard).all()
+        self.start([DynamicTable.from_state(state, block_rows=2) for state in loaded])
+        self.base = found[0].version if routing == routing_saved else None
+
+
+def by_key(states):
+    """Key -> bytes of all that is said of its row; and that no key is in two shards."""
+    names = sorted({n for s in states for n in s if n == "values" or n.startswith("row_state.")})
+    out = {}
+    for state in states:
+        for row, key in enumerate(state["keys"].tolist()):
+            assert key not in out
+            out[key] = {n: state[n][row].tobytes() for n in names if n in state}
+    # A shard that never had a gradient has no optimizer state; joined, its rows have the fill.
+    return {k: {n: b for n, b in of.items() if n == "values" or any(b)} for k, of in out.items()}
+
+
+def same(left, right):
+    assert left.keys() == right.keys()
+    for name, array in left.items():
+        other = right[name]
+        assert (array.dtype, array.shape, array.tobytes()) == (other.dtype, other.shape, other.tobytes()), name
+        assert array.flags.writeable
+
+
+@given(budgets, optimizers, calls)
+@settings(max_examples=15)
+def test_what_is_loaded_is_what_was_saved(budget, optimizer, calls):
+    run_calls(budget, optimizer, calls)
+
+
+@pytest.mark.slow
+@given(budgets, optimizers, calls)
+@settings(max_examples=1000)
+def test_what_is_loaded_is_what_was_saved_at_length(budget, optimizer, calls):
+    run_calls(budget, optimizer, calls)
+
+
+def run_calls(budget, optimizer, calls):
+    with tempfile.TemporaryDirectory() as folder, patch.object(os, "fsync", lambda _: None):
+        run = Run(Path(folder), budget, optimizer)
+        for name, argument in [*calls, ("load", 3)]:
+            if name == "step":
+                run.step(argument)
+            elif name == "load":
+                run.load(argument)
+            else:
+                run.save(name)
+        assert not [p.name for p in Path(folder).iterdir() if p.name.startswith(".tmp-")]
