@@ -26,6 +26,7 @@
     ├── CorruptionError              bytes that are not what was written (file, and user and column where known)
     │   └── VersionMismatch          a rebuilt history that is not the one its version describes
     ├── WorkerLost                   workers of a reader ended, one after another, over one base batch, or opening
+    ├── RankLost                     a process of a run over several ranks ended or did not answer
     └── MissingExtraError (ImportError)   an optional dependency that is not installed; names the extra
 """
 
@@ -205,6 +206,25 @@ class WorkerLost(ThinrowError):
     def __init__(self, message: str, *, item: int | None = None) -> None:
         self.item = item
         super().__init__(message)
+
+
+class RankLost(ThinrowError):
+    """A process of a run over several ranks ended, or did not answer in time; the step was not finished on any rank.
+
+    Attributes:
+        rank: which.
+    """
+
+    def __init__(self, message: str, *, rank: int) -> None:
+        self.rank = rank
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rank_lost, (str(self), self.rank)
+
+
+def _rank_lost(message: str, rank: int) -> RankLost:
+    return RankLost(message, rank=rank)
 
 
 class MissingExtraError(ThinrowError, ImportError):

@@ -1,7 +1,8 @@
 """Dynamic embedding tables: 64-bit keys, growth without copying, sparse optimizers fused with the gradient.
 
 ``DynamicTable`` and the optimizers are NumPy inside; only the torch modules (``Embedding``, ``EmbeddingBag``,
-``GroupEmbedding``) need torch. Every name loads its module when it is first used.
+``GroupEmbedding``, ``ShardedEmbedding``) and ``GlooRanks`` need torch. Every name loads its module when it is first
+used.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from thinrow.core.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from thinrow.embeddings.budget import Budget
+    from thinrow.embeddings.gloo import GlooRanks
     from thinrow.embeddings.group import TableGroup
     from thinrow.embeddings.module import Embedding, EmbeddingBag, GroupEmbedding
     from thinrow.embeddings.optim import SparseAdagrad, SparseAdam, SparseAdamW, SparseRowWiseAdagrad, SparseSGD
+    from thinrow.embeddings.ranks import Ranks
+    from thinrow.embeddings.sharded import ShardedEmbedding, ShardedEmbeddings
     from thinrow.embeddings.table import DynamicTable
     from thinrow.embeddings.traffic import Traffic, stream_bandwidth
 
@@ -24,7 +28,11 @@ _WHERE = {
     "DynamicTable": "table",
     "Embedding": "module",
     "EmbeddingBag": "module",
+    "GlooRanks": "gloo",
     "GroupEmbedding": "module",
+    "Ranks": "ranks",
+    "ShardedEmbedding": "sharded",
+    "ShardedEmbeddings": "sharded",
     "SparseAdagrad": "optim",
     "SparseAdam": "optim",
     "SparseAdamW": "optim",
@@ -40,7 +48,11 @@ __all__ = [
     "DynamicTable",
     "Embedding",
     "EmbeddingBag",
+    "GlooRanks",
     "GroupEmbedding",
+    "Ranks",
+    "ShardedEmbedding",
+    "ShardedEmbeddings",
     "SparseAdagrad",
     "SparseAdam",
     "SparseAdamW",

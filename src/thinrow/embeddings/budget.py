@@ -82,6 +82,22 @@ class Budget:
         if self.evict not in ("lru", "lfu") and self.evict.count(":") != 1:
             raise InputError(f"budget: evict={self.evict!r}; it must be 'lru', 'lfu' or 'module:name' of a function")
 
+    def share(self, n_shards: int) -> Budget:
+        """That of each of ``n_shards`` equal shards of a table: together they have no more than this.
+
+        Raises:
+            InputError: it is too small to share.
+        """
+        smallest = next(v for v in (self.max_rows, self.max_bytes) if v is not None)
+        if not 1 <= n_shards <= smallest:
+            raise InputError(f"n_shards={n_shards}; it must be in [1, {smallest}] for {self}")
+        return dataclasses.replace(
+            self,
+            max_rows=None if self.max_rows is None else self.max_rows // n_shards,
+            max_bytes=None if self.max_bytes is None else self.max_bytes // n_shards,
+            sketch_cells=max(1, self.sketch_cells >> (n_shards.bit_length() - 1)),
+        )
+
     def rows(self, row_bytes: int) -> int:
         """Rows at most, of ``row_bytes`` each."""
         return self.max_rows if self.max_rows is not None else max(1, int(self.max_bytes or 0) // row_bytes)

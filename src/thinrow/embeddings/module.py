@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from thinrow.core.errors import InputError
 from thinrow.core.pool import empty
 from thinrow.embeddings.group import TableGroup
+from thinrow.embeddings.shards import Shard
 from thinrow.embeddings.table import DynamicTable
 
 
@@ -49,7 +50,7 @@ class Embedding(torch.nn.Module):
         Raises:
             InputError: ``keys`` is not int64 on the CPU; in backward, the gradient of a key is NaN or infinite.
         """
-        rows = self.table.rows(_flat(keys), insert=self.training)
+        rows = self.table.rows(flat_keys(keys), insert=self.training)
         if self.training:
             vectors = cast(Tensor, _Read.apply(torch.empty(0, requires_grad=True), self.table, rows))  # type: ignore[no-untyped-call]
         else:
@@ -85,8 +86,8 @@ class EmbeddingBag(torch.nn.Module):
         Raises:
             InputError: as ``Embedding.forward``, or ``bounds`` do not ascend from 0 to n.
         """
-        ends = _flat(bounds)
-        rows = self.table.rows(_flat(keys), insert=self.training)
+        ends = flat_keys(bounds)
+        rows = self.table.rows(flat_keys(keys), insert=self.training)
         if self.training:
             pooled = cast(Tensor, _Pool.apply(torch.empty(0, requires_grad=True), self.table, rows, ends))  # type: ignore[no-untyped-call]
         else:
@@ -119,6 +120,11 @@ class GroupEmbedding(torch.nn.Module):
     def table(self) -> DynamicTable:
         return cast(DynamicTable, self.embedding.table)
 
+    @property
+    def shard(self) -> Shard | None:
+        """This rank's part, where the embedding is a ``ShardedEmbedding``."""
+        return cast("Shard | None", getattr(self.embedding, "shard", None))
+
     def forward(self, keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Name -> int64 keys of any shape; name -> (*shape, dim). Tables that are not named are not read.
 
@@ -140,7 +146,8 @@ def _check_keys(keys: Tensor) -> None:
         raise InputError(f"keys: {keys.dtype} on {keys.device}; they must be int64 on the CPU")
 
 
-def _flat(keys: Tensor) -> npt.NDArray[np.int64]:
+def flat_keys(keys: Tensor) -> npt.NDArray[np.int64]:
+    """(n,) view or copy of ``keys``. Raises InputError where they are not int64 on the CPU."""
     _check_keys(keys)
     return cast(npt.NDArray[np.int64], keys.detach().reshape(-1).contiguous().numpy())
 

@@ -9,6 +9,7 @@ only its parameters. ``lr`` may be set between steps.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError
+from thinrow.embeddings.shards import Shard, exchange_gradients, same_ranks
 from thinrow.embeddings.table import DynamicTable
 from thinrow.kernels import kernel
 
@@ -33,6 +35,7 @@ class HasTable(Protocol):
 class _SparseOptimizer(ABC):
     """Attributes:
     tables: the tables that it updates.
+    shards: those of ``ShardedEmbedding``, whose gradients ranks exchange when they step: all ranks must.
     lr: learning rate of the next step.
     """
 
@@ -41,6 +44,11 @@ class _SparseOptimizer(ABC):
     ) -> None:
         found = [t if isinstance(t, DynamicTable) else t.table for t in tables]
         self.tables = list({id(table): table for table in found}.values())
+        shards = [t if isinstance(t, Shard) else getattr(t, "shard", None) for t in tables]
+        self.shards = list({id(s): s for s in shards if isinstance(s, Shard)}.values())
+        if self.shards and len(self.shards) != len(self.tables):
+            raise InputError("tables of ranks and others in one optimizer; make one for each kind")
+        self._ranks = same_ranks(self.shards) if self.shards else None
         self.lr, self.weight_decay, self.clip_norm = lr, weight_decay, clip_norm
         _check_at_least_0("lr", lr)
         _check_at_least_0("weight_decay", weight_decay)
@@ -51,18 +59,20 @@ class _SparseOptimizer(ABC):
         """Update the rows whose gradients the tables keep, summed by row over all calls since the last step, and forget
         these gradients; then tables with a budget make room (``DynamicTable.make_room``).
 
-        With ``clip_norm`` gradients are scaled first, where the norm of all of them together, of all tables, is above
-        it: by ``clip_norm / (norm + 1e-6)``, as ``torch.nn.utils.clip_grad_norm_``.
+        With ``clip_norm`` gradients are scaled first, where the norm of all of them together, of all tables on all
+        ranks, is above it: by ``clip_norm / (norm + 1e-6)``, as ``torch.nn.utils.clip_grad_norm_``.
 
         Raises:
             InputError: ``lr`` is not finite and 0 or more, or gradients of one key overflow together.
+            RankLost: a rank is lost.
         """
         _check_at_least_0("lr", self.lr)
+        if self.shards:
+            exchange_gradients(self.shards)
         taken = [(table, table.take_gradient()) for table in self.tables]
         gradients = [found[1] for _, found in taken if found is not None]
         if self.clip_norm is not None:
-            # In a fixed order, in float64: the same bits for any number of threads.
-            norm = sum(float(np.einsum("ij,ij->", g, g, dtype=np.float64)) for g in gradients) ** 0.5
+            norm = self._norm(taken)
             if norm > self.clip_norm:
                 for gradient in gradients:
                     gradient *= gradient.dtype.type(self.clip_norm / (norm + 1e-6))
@@ -73,10 +83,25 @@ class _SparseOptimizer(ABC):
                 table.traffic.update += 3 * gradient.nbytes + 2 * len(rows) * self._state_bytes(table)
             table.make_room()
 
+    def _norm(self, taken: list[tuple[DynamicTable, tuple[Ints, Floats] | None]]) -> float:
+        """Of all gradients. In a fixed order, in float64: the same bits for any number of threads, and on all ranks."""
+        # Whole tables have the same gradients on all ranks: they count once, as the first rank has them.
+        copies = {id(shard.table) for shard in self.shards if shard.whole}
+        squares = {True: 0.0, False: 0.0}
+        for table, found in taken:
+            if found is not None:
+                squares[id(table) in copies] += float(np.einsum("ij,ij->", found[1], found[1], dtype=np.float64))
+        if self._ranks is None:
+            return math.sqrt(squares[False])
+        sums = self._ranks.gather("norm", np.array([squares[False], squares[True]]))
+        return math.sqrt(sum(s[0] for s in sums) + sums[0][1])
+
     def zero_grad(self) -> None:
         """Forget the gradients that the tables keep."""
         for table in self.tables:
             table.clear_gradient()
+        for shard in self.shards:
+            shard.clear_gradient()
 
     def _state_bytes(self, table: DynamicTable) -> int:
         """Bytes of state of a row."""

@@ -1,0 +1,117 @@
+"""ShardedEmbedding: ``Embedding`` over a table whose rows are spread over ranks (``shards``).
+
+    ranks = GlooRanks()                                    # after torch.distributed.init_process_group
+    items = ShardedEmbedding(DynamicTable(64), ranks)
+    optimizer = SparseAdagrad(items)
+    loss_of(items(keys)).backward()                        # looking up: all ranks; backward: each by itself
+    optimizer.step()                                       # all ranks
+
+``ShardedEmbeddings`` looks several tables up in one exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from thinrow.embeddings.module import flat_keys
+from thinrow.embeddings.ranks import Ranks
+from thinrow.embeddings.shards import Found, Lookup, Shard
+from thinrow.embeddings.table import DynamicTable
+
+
+class ShardedEmbedding(torch.nn.Module):
+    """Vectors of 64-bit keys, as ``Embedding``: no parameters, no ``state_dict``, absent keys inserted in training mode
+    and zeros in evaluation mode, CPU only.
+
+    Looking up, prefetching and stepping are collective: every rank does them, as often and in the same order, with an
+    empty tensor where it has no keys. Gradients are sums over all ranks, never divided by their number: divide the
+    loss by the all-reduced count of its terms.
+
+    Attributes:
+        shard: this rank's part of the table.
+    """
+
+    def __init__(self, table: DynamicTable, ranks: Ranks, *, whole: bool = False, wire: str | None = None) -> None:
+        """As ``Shard``."""
+        super().__init__()
+        self.shard = Shard(table, ranks, whole=whole, wire=wire)
+        self._lookup = Lookup([self.shard])
+
+    @property
+    def table(self) -> DynamicTable:
+        """The table of this rank."""
+        return self.shard.table
+
+    def forward(self, keys: Tensor) -> Tensor:
+        """``keys`` int64 of any shape -> (*shape, dim) in the table's dtype.
+
+        Raises:
+            InputError: ``keys`` is not int64 on the CPU, other keys were prefetched, or another rank does something
+                else; in backward, the gradient of a key is NaN or infinite.
+            RankLost: a rank is lost.
+        """
+        return _look_up(self._lookup, [keys], self.training)[0]
+
+    def prefetch(self, keys: Tensor) -> None:
+        """Begin to exchange the ids of the next ``forward``, which will have these keys, beside what this rank
+        computes until then. Results are the same bits with or without. Raises as ``forward``."""
+        self._lookup.prefetch([flat_keys(keys)])
+
+    def extra_repr(self) -> str:
+        ranks = self.shard.ranks
+        placed = "whole" if self.shard.whole else "row-wise"
+        return f"dim={self.table.dim}, rows={len(self.table)} on rank {ranks.rank} of {ranks.size}, {placed}"
+
+
+class ShardedEmbeddings(torch.nn.Module):
+    """Several ``ShardedEmbedding`` of the same ranks, of any widths, looked up by one exchange."""
+
+    def __init__(self, *embeddings: ShardedEmbedding) -> None:
+        """Raises InputError where they are not of the same ranks."""
+        super().__init__()
+        self.embeddings = torch.nn.ModuleList(embeddings)
+        self._lookup = Lookup([e.shard for e in embeddings])
+
+    def forward(self, *keys: Tensor) -> tuple[Tensor, ...]:
+        """``ShardedEmbedding.forward`` of each, one ``keys`` for each embedding."""
+        return tuple(_look_up(self._lookup, keys, self.training))
+
+    def prefetch(self, *keys: Tensor) -> None:
+        """As ``ShardedEmbedding.prefetch``."""
+        self._lookup.prefetch([flat_keys(k) for k in keys])
+
+
+def _look_up(lookup: Lookup, keys: Sequence[Tensor], training: bool) -> list[Tensor]:
+    found = lookup([flat_keys(k) for k in keys], insert=training)
+    out = []
+    for shard, given, some in zip(lookup.shards, keys, found, strict=True):
+        if training:
+            vectors = cast(Tensor, _Spread.apply(torch.empty(0, requires_grad=True), shard, some))  # type: ignore[no-untyped-call]
+        else:
+            vectors = _spread(some)
+        out.append(vectors.view(*given.shape, shard.table.dim))
+    return out
+
+
+def _spread(found: Found) -> Tensor:
+    return torch.from_numpy(found.vectors).index_select(0, torch.from_numpy(found.places))
+
+
+class _Spread(torch.autograd.Function):
+    """The vectors of all positions; ``anchor``, an empty tensor, only makes autograd call backward."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, shard: Shard, found: Found) -> Tensor:
+        ctx.shard, ctx.keys, ctx.places = shard, found.keys, found.places
+        return _spread(found)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        ctx.shard.add_gradient(ctx.keys, ctx.places, gradient.contiguous().numpy())
+        return None, None, None

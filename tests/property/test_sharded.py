@@ -1,0 +1,246 @@
+"""Tables spread over ranks against one table in one process, to rounding; over gloo and over threads, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from thinrow.core.errors import InputError, RankLost
+from thinrow.embeddings import Budget, DynamicTable, Embedding, ShardedEmbedding, ShardedEmbeddings, SparseSGD
+from thinrow.testing.ranks import PATIENCE_S, GlooProcesses, run_threads
+from thinrow.testing.sharded import OPTIMIZERS, Batch, Settings, by_key, keep_training, train
+
+PROBE = np.array([*range(-4, 12), -(2**63), 2**63 - 1])
+
+
+def drawn(n_ranks, seed, n_steps=3, most=6):
+    """Batches of few keys, so that ranks ask for the same; some ranks have none."""
+    random = np.random.default_rng(seed)
+
+    def batch():
+        n = int(random.integers(0, most))
+        users, items = random.choice(PROBE, (n, 2)), random.integers(-3, 60, (n, 2))
+        return Batch(users, items, random.integers(0, 2, n).astype(np.float32))
+
+    return [[batch() for _ in range(n_ranks)] for _ in range(n_steps)]
+
+
+def union(parts, whole):
+    """key -> row over the tables of all ranks, which have no key in common unless they are whole."""
+    found = [by_key(part) for part in parts]
+    if whole:
+        for other in found:
+            assert other.keys() == found[0].keys()
+            assert all(other[k].tobytes() == row.tobytes() for k, row in found[0].items())
+        return found[0]
+    together = {k: v for part in found for k, v in part.items()}
+    assert len(together) == sum(map(len, found))
+    return together
+
+
+def hold(steps, chosen, got, close):
+    """What ranks trained is what one process trains."""
+    one = train(None, steps, chosen, PROBE)
+    assert close(one.losses, got[0].losses)
+    for rank in got:
+        assert rank.losses == got[0].losses
+        assert close(one.probed, rank.probed)
+        assert rank.probed.tobytes() == got[0].probed.tobytes()
+    if chosen.passes == 1:
+        for t, vectors in enumerate(one.vectors):
+            assert close(vectors, np.concatenate([rank.vectors[t] for rank in got]))
+    for i, table in enumerate(one.tables):
+        expected, found = by_key(table), union([r.tables[i] for r in got], chosen.whole_users and i == 0)
+        assert expected.keys() == found.keys()
+        assert all(close(row, found[key]) for key, row in expected.items())
+
+
+def to_rounding(a, b):
+    return np.allclose(a, b, rtol=1e-5, atol=2e-6)
+
+
+chosen_settings = st.builds(
+    Settings,
+    optimizer=st.sampled_from(sorted(OPTIMIZERS)),
+    clip_norm=st.sampled_from([None, 0.05, 100.0]),
+    whole_users=st.booleans(),
+    prefetch=st.booleans(),
+    together=st.booleans(),
+    passes=st.sampled_from([1, 1, 2]),
+)
+
+
+@given(st.integers(1, 4), st.integers(0, 2**32), chosen_settings)
+@example(3, 0, Settings(clip_norm=0.05, whole_users=True, prefetch=True))
+@settings(max_examples=25)
+def test_ranks_train_as_one_process(n_ranks, seed, chosen):
+    steps = drawn(n_ranks, seed)
+    hold(steps, chosen, run_threads(n_ranks, train, steps, chosen, PROBE), to_rounding)
+
+
+def test_prefetch_and_one_exchange_change_no_bit():
+    steps, plain = drawn(3, 7), Settings(optimizer="adam", passes=2)
+    expected = run_threads(3, train, steps, plain, PROBE)
+    for ahead, together in ((True, False), (False, True), (True, True)):
+        got = run_threads(3, train, steps, replace(plain, prefetch=ahead, together=together), PROBE)
+        same_bits(expected, got)
+
+
+def same_bits(expected, got):
+    for a, b in zip(expected, got, strict=True):
+        assert a.losses == b.losses
+        assert a.probed.tobytes() == b.probed.tobytes()
+        for x, y in zip(a.tables, b.tables, strict=True):
+            assert {n: v.tobytes() for n, v in x.items()} == {n: v.tobytes() for n, v in y.items()}
+
+
+@given(st.integers(1, 4), st.integers(0, 2**32), st.booleans())
+@settings(max_examples=10)
+def test_half_the_bytes_are_near(n_ranks, seed, whole):
+    steps, chosen = drawn(n_ranks, seed), Settings("sgd", wire="bfloat16", whole_users=whole)
+    hold(steps, chosen, run_threads(n_ranks, train, steps, chosen, PROBE), lambda a, b: np.allclose(a, b, atol=0.02))
+
+
+@given(st.integers(1, 4), st.integers(0, 2**32))
+@settings(max_examples=10)
+def test_admission_counts_positions_on_all_ranks(n_ranks, seed):
+    steps, chosen = drawn(n_ranks, seed), Settings(budget=Budget(max_rows=4_000, min_count=3))
+    got = run_threads(n_ranks, train, steps, chosen, PROBE)
+    hold(steps, chosen, got, to_rounding)
+    one = train(None, steps, chosen, PROBE)
+    for i, table in enumerate(one.tables):
+        used = [dict(zip(r["keys"].tolist(), r["row_state.usage"].tolist(), strict=True)) for r in [table]]
+        parts = [r.tables[i] for r in got]
+        of_all = {k: v for p in parts for k, v in zip(p["keys"].tolist(), p["row_state.usage"].tolist(), strict=True)}
+        assert of_all == used[0]
+
+
+def test_each_shard_keeps_its_share_of_a_budget():
+    budget = Budget(max_rows=30)
+    steps = drawn(3, 1, n_steps=6, most=40)
+    got = run_threads(3, train, steps, Settings(budget=budget), PROBE)
+    assert all(0 < len(r.tables[1]["keys"]) <= 10 for r in got)
+    assert budget.share(3) == replace(budget, max_rows=10, sketch_cells=budget.sketch_cells // 2)
+    assert Budget(max_bytes=1000).share(3).max_bytes == 333
+    with pytest.raises(InputError, match=r"n_shards=31; it must be in \[1, 30\]"):
+        budget.share(31)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    with GlooProcesses(4) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "chosen"),
+    [
+        (2, Settings(optimizer="adam", clip_norm=0.05, prefetch=True, together=True, whole_users=True)),
+        (3, Settings(prefetch=True, wire="bfloat16", passes=2)),
+    ],
+)
+def test_gloo_gives_the_bits_of_threads(processes, n_ranks, chosen):
+    steps = drawn(n_ranks, n_ranks)
+    same_bits(run_threads(n_ranks, train, steps, chosen, PROBE), processes.run(n_ranks, train, steps, chosen, PROBE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+def test_gloo_trains_as_one_process(processes, n_ranks):
+    for i, name in enumerate(sorted(OPTIMIZERS)):
+        for flag in (False, True):
+            steps = drawn(n_ranks, i, n_steps=5, most=30)
+            chosen = Settings(name, 0.05 if flag else None, whole_users=flag, prefetch=flag, together=not flag)
+            hold(steps, chosen, processes.run(n_ranks, train, steps, chosen, PROBE), to_rounding)
+
+
+def lost(processes, rank, how):
+    """What the ranks say when one of them is hit in the middle of a step."""
+    n = len(processes.processes)
+    assert processes.run(n, keep_training, 2) == [2] * n
+    processes.start(n, keep_training, 10**9)
+    os.kill(processes.processes[rank].pid, how)
+    return [processes.result(other) for other in range(n) if other != rank]
+
+
+# The store of the process group is in the first process.
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_rank_is_named_by_all(rank):
+    with GlooProcesses(3) as three:
+        since = time.monotonic()
+        for error in lost(three, rank, signal.SIGKILL):
+            assert isinstance(error, RankLost)
+            assert error.rank == rank
+            assert f"rank {rank} ended in the middle of a run" in str(error)
+        # Connections that close tell; nobody waits for the end of the patience.
+        assert time.monotonic() - since < PATIENCE_S
+
+
+@pytest.mark.slow
+def test_a_silent_rank_is_named_by_all_within_the_timeout():
+    with GlooProcesses(3, timeout_s=10) as three:
+        for error in lost(three, 1, signal.SIGSTOP):
+            assert isinstance(error, RankLost)
+            assert error.rank == 1
+            assert "rank 1 did not answer within 10 s" in str(error)
+        os.kill(three.processes[1].pid, signal.SIGCONT)
+        error = three.result(1)
+        assert isinstance(error, RankLost)
+        assert error.rank == 1
+        assert "the other ranks gave rank 1, this one, up" in str(error)
+
+
+def other_calls(ranks):
+    items = ShardedEmbedding(DynamicTable(2), ranks)
+    if ranks.rank == 1:
+        SparseSGD(items).step()
+    else:
+        items(torch.tensor([1]))
+
+
+def test_ranks_that_differ_are_told():
+    with pytest.raises(InputError, match=r"rank [01] is at call 1, '(gradients|ids) [0-9a-f]{8}', this rank"):
+        run_threads(2, other_calls)
+
+    def other_tables(ranks):
+        ShardedEmbedding(DynamicTable(2, seed=ranks.rank), ranks)(torch.tensor([1]))
+
+    with pytest.raises(InputError, match="all ranks must look up, prefetch and step the same tables"):
+        run_threads(2, other_tables)
+
+
+def test_what_is_refused():
+    def refusals(ranks):
+        table = DynamicTable(2)
+        with pytest.raises(InputError, match="wire='float16'; it must be one of float32, float64, bfloat16"):
+            ShardedEmbedding(table, ranks, wire="float16")
+        with pytest.raises(InputError, match="a whole table has no budget"):
+            ShardedEmbedding(DynamicTable(2, budget=Budget(max_rows=9)), ranks, whole=True)
+        items = ShardedEmbedding(table, ranks)
+        with pytest.raises(InputError, match=r"keys: torch.int32 on cpu; they must be int64"):
+            items(torch.zeros(3, dtype=torch.int32))
+        items.prefetch(torch.tensor([1]))
+        with pytest.raises(InputError, match="prefetch twice"):
+            items.prefetch(torch.tensor([1]))
+        with pytest.raises(InputError, match="other keys were prefetched than are looked up"):
+            items(torch.tensor([2]))
+        with pytest.raises(InputError, match="tables of ranks and others in one optimizer"):
+            SparseSGD(items, Embedding(DynamicTable(2)))
+        with pytest.raises(InputError, match="the gradient of key 5 is NaN or infinite"):
+            (items(torch.tensor([5])) * float("nan")).sum().backward()
+        table.rows(np.arange(9), insert=True)
+        with pytest.raises(InputError, match=f"the table of rank {ranks.rank} of 2 holds key ., which is rank"):
+            ShardedEmbedding(table, ranks)
+        return items
+
+    one, two = run_threads(2, refusals)
+    with pytest.raises(InputError, match="tables of 2 groups of ranks"):
+        ShardedEmbeddings(one, two)
