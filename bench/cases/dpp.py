@@ -90,14 +90,15 @@ def run(options: Options) -> Result:
     return result
 
 
-def stored(work: Work, spec: HistoriesSpec) -> tuple[Path, Histories, Sequence[Batch]]:
+def stored(work: Work, spec: HistoriesSpec, candidates: int = _CANDIDATES) -> tuple[Path, Histories, Sequence[Batch]]:
     """A folder with ``store`` and ``table`` of K requests of every user; the data, and the requests."""
     data = load("synthetic", work, spec=spec)
     requests = clustered(data, data.n_users, 25, K)
     key = {**data.parameters, "requests": sum(len(b) for b in requests), "table": 1}
+    key |= {} if candidates == _CANDIDATES else {"candidates": candidates}
     path = work.cached("session", key, lambda p: p.mkdir())
     if not (path / "done").exists():
-        _write(path, data, requests)
+        _write(path, data, requests, candidates)
     return path, data, requests
 
 
@@ -126,7 +127,7 @@ def _figures(rate: Mapping[str, float], events_a_row: float) -> dict[str, float]
     return {m: round(v, 1) for m, v in rate.items()} | {"events": round(rate["median"] * events_a_row)}
 
 
-def _write(path: Path, data: Histories, batches: Sequence[Batch]) -> None:
+def _write(path: Path, data: Histories, batches: Sequence[Batch], candidates: int) -> None:
     """The store, and the table of the requests."""
     with HistoryStore.create(path / "store", data.schema) as store:
         store.bulk_load(data.table())
@@ -137,10 +138,10 @@ def _write(path: Path, data: Histories, batches: Sequence[Batch]) -> None:
             parts, first = [], 0
             for batch in batches:
                 seen, n = store.snapshot(batch.users, batch.request_ts).requests, len(batch)
-                offsets = np.arange(n + 1) * _CANDIDATES
-                shown = {"item": Jagged(Column(np.arange(n * _CANDIDATES)), offsets)}
+                offsets = np.arange(n + 1) * candidates
+                shown = {"item": Jagged(Column(np.arange(n * candidates)), offsets)}
                 impressions = Impressions.of(_EXAMPLES, np.arange(first, first + n), seen, candidates=shown)
-                labels = {"click": Jagged(Column(np.zeros(n * _CANDIDATES, np.int32)), offsets)}
+                labels = {"click": Jagged(Column(np.zeros(n * candidates, np.int32)), offsets)}
                 parts.append(ExampleBatch.label(impressions, labels))
                 first += n
             table.append(ExampleBatch.concat(parts))

@@ -340,6 +340,7 @@ def loader(
     workers: int | None = None,
     threads: int | None = None,
     prefetch: int | None = None,
+    cache_bytes: int = 0,
     verify: bool = True,
     on_missing: OnMissing = "fail",
     on_poison: OnPoison = "fail",
@@ -395,6 +396,7 @@ def loader(
         interleave=interleave,
         workers=_workers(workers, threads),
         prefetch=int(generation.objects.concurrency > 1) if prefetch is None else prefetch,
+        cache_bytes=cache_bytes,
         verify=verify,
         on_missing=on_missing,
         on_poison=on_poison,
@@ -407,7 +409,9 @@ def _over(
 ) -> Loader:
     # A base batch ends within a row group, which the next one of its split goes on with.
     cached_rows = (2 * spec.interleave + spec.workers) * (ROW_GROUP_ROWS + spec.base_rows)
-    source = TableSource(table, snapshot_id, generation, cached_rows=cached_rows, rows=spec.rows)
+    source = TableSource(
+        table, snapshot_id, generation, cached_rows=cached_rows, rows=spec.rows, shared_bytes=spec.cache_bytes
+    )
     order = spec.order(source.split_rows, None if spec.budget is None else source.sizes())
     hold, count = partial(_held, generation), partial(count_read, generation, spec.projection)
     return Loader(spec, source, hold=hold, order=order, count=count, **rest)

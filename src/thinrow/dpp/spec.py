@@ -48,6 +48,7 @@ class SessionSpec:
         workers: how many produce base batches. Any number gives the same batches.
         prefetch: base batches that a worker reads while it makes another one of the same batch; where the unit of work
             is the base batch, threads so many more a worker. It hides the latency of a distant store, for their memory.
+        cache_bytes: of decoded rows of the table in its folder, which all readers of a machine share; 0 for none.
         verify: hold every history against its version.
         on_missing: what becomes of examples that saw events which were erased or have expired, and of examples that
             were erased themselves: "fail" raises; "skip" leaves them out, so that batches are shorter by them and
@@ -71,6 +72,7 @@ class SessionSpec:
     interleave: int = 4
     workers: int = 2
     prefetch: int = 0
+    cache_bytes: int = 0
     verify: bool = True
     on_missing: OnMissing = "fail"
     on_poison: OnPoison = "fail"
@@ -81,6 +83,8 @@ class SessionSpec:
         for name in ("base_rows", "block", "interleave", "workers"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}; it must be 1 or more")
+        if self.cache_bytes < 0:
+            raise InputError(f"cache_bytes={self.cache_bytes}; it must be 0 (nothing is kept) or more")
         if self.prefetch < 0:
             raise InputError(f"prefetch={self.prefetch}; it must be 0 (nothing is read ahead) or more")
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from thinrow.core.errors import CorruptionError, Erased, InputError, ObjectNotFound, StoreNotFound
 from thinrow.core.users import plain
@@ -25,6 +26,7 @@ from thinrow.dpp.poison import Poisoned, halve, told
 from thinrow.dpp.row_filter import RowFilter
 from thinrow.dpp.spec import SessionSpec
 from thinrow.examples.datafiles import ROW_GROUP_ROWS
+from thinrow.examples.decoded import DecodedRows, claim, key_of
 from thinrow.examples.records import ExampleBatch
 from thinrow.examples.table import ExampleTable
 from thinrow.features import EVENT_TS, REQUEST_TS, FeaturePlan, featurize
@@ -89,13 +91,15 @@ class TableSource:
         *,
         cached_rows: int,
         rows: RowFilter | None = None,
+        shared_bytes: int = 0,
     ) -> None:
         table.check_buckets(generation.n_buckets)
-        self._set(table, generation, cached_rows, _open_view(table, snapshot_id, rows or RowFilter(), cached_rows))
+        cache = _Cache(cached_rows, shared_bytes)
+        self._set(table, generation, cache, _open_view(table, snapshot_id, rows or RowFilter(), cache))
 
-    def _set(self, table: ExampleTable, generation: Generation, cached_rows: int, view: _View) -> None:
+    def _set(self, table: ExampleTable, generation: Generation, cache: _Cache, view: _View) -> None:
         self._table, self._generation = table, generation
-        self._cached_rows = cached_rows
+        self._cache = cache
         self._lock = threading.Lock()
         self._view = view
 
@@ -103,7 +107,7 @@ class TableSource:
         """Opened again in another process, on the rows that this one has: what was kept or erased is not asked anew."""
         table, generation, view = self._table, self._generation, self._view
         place = table.path, table.name, generation.objects, generation.number
-        return _reopened, (*place, self._cached_rows, view.snapshot_id, view.splits)
+        return _reopened, (*place, self._cache, view.snapshot_id, view.splits)
 
     @property
     def split_rows(self) -> tuple[int, ...]:
@@ -155,7 +159,7 @@ def _reopened(
     name: str,
     objects: ObjectStore,
     number: int,
-    cached_rows: int,
+    cache: _Cache,
     snapshot_id: int | None,
     splits: list[_Split],
 ) -> TableSource:
@@ -169,13 +173,13 @@ def _reopened(
             raise
     table = ExampleTable.open(path, name)
     source = TableSource.__new__(TableSource)
-    source._set(table, generation, cached_rows, _View(table, snapshot_id, splits, cached_rows))
+    source._set(table, generation, cache, _View(table, snapshot_id, splits, cache))
     return source
 
 
-def _open_view(table: ExampleTable, snapshot_id: int | None, rows: RowFilter, cached_rows: int) -> _View:
+def _open_view(table: ExampleTable, snapshot_id: int | None, rows: RowFilter, cache: _Cache) -> _View:
     if snapshot_id is None:
-        return _View(table, None, [_Split.of(0, None, None)] * table.n_buckets, cached_rows)
+        return _View(table, None, [_Split.of(0, None, None)] * table.n_buckets, cache)
     try:
         stored = table.buckets(snapshot_id)
         gone: dict[int, Ints] = {}
@@ -199,16 +203,27 @@ def _open_view(table: ExampleTable, snapshot_id: int | None, rows: RowFilter, ca
         lost = gone.get(bucket)
         present = None if lost is None else np.delete(np.arange(n + len(lost)), lost)
         splits.append(_Split.of(n, kept, present, 0 if lost is None else n + len(lost)))
-    return _View(table, snapshot_id, splits, cached_rows)
+    return _View(table, snapshot_id, splits, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """How many decoded rows a reader holds, and how many bytes of them it shares with others."""
+
+    rows: int
+    shared_bytes: int
 
 
 class _View:
     """The splits of one snapshot, and decoded rows of it. Safe for threads."""
 
-    def __init__(self, table: ExampleTable, snapshot_id: int | None, splits: list[_Split], cached_rows: int) -> None:
+    def __init__(self, table: ExampleTable, snapshot_id: int | None, splits: list[_Split], cache: _Cache) -> None:
         self.splits, self.snapshot_id = splits, snapshot_id
         self._table = table
-        self._cached_rows, self._held_rows = cached_rows, 0
+        self._cache, self._held_rows = cache, 0
+        self._shared: DecodedRows | None = None
+        if cache.shared_bytes and snapshot_id is not None:
+            self._shared = claim(table.path, cache.shared_bytes, lambda: _stands(table, snapshot_id))
         self._lock = threading.Lock()
         self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
 
@@ -254,7 +269,7 @@ class _View:
             )
         snapshot_id, gone = found
         splits = [s.without(gone.get(bucket)) for bucket, s in enumerate(self.splits)]
-        return _View(self._table, snapshot_id, splits, self._cached_rows)
+        return _View(self._table, snapshot_id, splits, self._cache)
 
     def _chunk(self, split: int, chunk: int) -> ExampleBatch:
         with self._lock:
@@ -263,15 +278,41 @@ class _View:
                 self._held_rows += self.splits[split].rows_of(chunk)
             held = self._chunks[split, chunk]
             self._chunks.move_to_end((split, chunk))
-            while self._held_rows > self._cached_rows and len(self._chunks) > 1:
+            while self._held_rows > self._cache.rows and len(self._chunks) > 1:
                 (old_split, old_chunk), _ = self._chunks.popitem(last=False)
                 self._held_rows -= self.splits[old_split].rows_of(old_chunk)
         # One thread decodes; others that want the same chunk wait for it, not for other chunks.
         with held.lock:
             if held.examples is None:
-                start, stop, rows = self.splits[split].stored_rows(chunk)
-                held.examples = self._table.read_bucket(split, self.snapshot_id, start=start, stop=stop, rows=rows)
+                held.examples = self._decoded(split, *self.splits[split].stored_rows(chunk))
             return held.examples
+
+    def _decoded(self, split: int, start: int, stop: int, kept: Ints | None) -> ExampleBatch:
+        table, shared = self._table, self._shared
+        if shared is None:
+            return table.read_bucket(split, self.snapshot_id, start=start, stop=stop, rows=kept)
+        schemas = table.event_schema, table.example_schema
+        key = key_of((table.name, *schemas, self.snapshot_id, split, start, stop), kept)
+        rows = shared.get(key)
+        if rows is None:
+            rows = table.scan_bucket(split, self.snapshot_id, start=start, stop=stop)
+            rows = rows if kept is None else rows.take(pa.array(kept))
+            # Another thread may have met a later schema meanwhile: then these rows may have its columns.
+            if schemas == (table.event_schema, table.example_schema):
+                shared.put(key, rows)
+            schemas = table.event_schema, table.example_schema
+        return ExampleBatch.from_arrow(rows, *schemas)
+
+
+def _stands(table: ExampleTable, snapshot_id: int) -> bool:
+    """Whether no erasure has taken a snapshot's place. Asked of the table opened anew: a reader goes on with the schema
+    that it began with."""
+    with ExampleTable.open(table.path, table.name) as now:
+        try:
+            now.data_files(snapshot_id)
+        except StoreNotFound:
+            return False
+        return now.successor(snapshot_id) is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,7 @@ from thinrow.core.errors import (
 )
 from thinrow.core.users import bucket_of
 from thinrow.examples.datafiles import DataFileWriter, StoredFile, local_path, read_rows
+from thinrow.examples.decoded import nothing_kept
 from thinrow.examples.iceberg import (
     FORMAT,
     JOIN_STATE,
@@ -299,7 +300,7 @@ class ExampleTable:
         left = [f for f in Path(local_path(table.metadata.location)).rglob("*") if f.is_file()]
         history = Successors.of(current)
         rows_of = {b: len(f) for b, f in self._by_bucket(files).items()}
-        with self._committing(table) as (tx, out):
+        with ExitStack() as until_committed, self._committing(table) as (tx, out):
             update = tx.update_snapshot(snapshot_properties=carried_state(table)).overwrite()
             for file in files:
                 rows = self._read([file])
@@ -312,6 +313,7 @@ class ExampleTable:
                         update.append_data_file(out.write(_sorted(kept), file.bucket))
             if history.changed:
                 update.commit()
+            until_committed.enter_context(nothing_kept(self.path))
             # The manifest of what an overwrite deleted has its bounds. This snapshot, the newest, does without; it is
             # made even where no row changed, so that a join that read a log before starts over.
             properties = carried_state(table) | history.after(before)
