@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import thinrow
+from thinrow.history import buckets
 from thinrow.history.archive.few import FewReads
 from thinrow.history.archive.reader import ReadStats
 from thinrow.history.archive.window import Window
@@ -185,3 +186,42 @@ def test_recent_events_are_joined_in_one_call(tmp_path: Path) -> None:
                 assert done[-2:] == [True] * 2
                 for other in found[1:]:
                     _same(found[0], other)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    users=st.integers(1, 3),
+    asked=st.integers(1, 9),
+    max_len=st.sampled_from([1, 7, 2_000]),
+    horizon=st.sampled_from([0, 5, 60, 1_000]),
+)
+def test_visits_far_apart_and_a_horizon_between_them(
+    tmp_path: Path, seed: int, users: int, asked: int, max_len: int, horizon: int
+) -> None:
+    """Stripes end where a user goes away for long, and requests fall into such gaps: some see nothing of theirs."""
+    rng = np.random.default_rng(seed)
+    # Whole stripes of most visits, so that gaps lie between stripes.
+    sizes = 6 * rng.integers(0, 4, users * 4) + np.where(rng.random(users * 4) < 0.2, rng.integers(0, 6, users * 4), 0)
+    sizes[0] += 1
+    visit = np.repeat(np.arange(users * 4), sizes)
+    visit = visit[np.argsort(visit % 4, kind="stable")]
+    owner, ts = visit // 4, np.sort(visit % 4 * 10_000 + rng.integers(0, 60, len(visit)))
+    table = pa.table({"user": owner, "ts": ts, "item": np.arange(len(ts))})
+    schema = EventSchema.infer(table.schema, user="user", time="ts")
+    with (
+        mock.patch.object(buckets, "STRIPE_ROWS", 6),
+        thinrow.create(tmp_path / str(next(_folders)), schema, 2, sync=False) as store,
+    ):
+        store.append(table)
+        store.compact()
+        ids = rng.integers(0, users + 1, asked)
+        times = np.maximum(rng.integers(0, 4, asked) * 10_000 + rng.choice([-3_000, 20, 500, 3_000], asked), 0)
+        taken = store.snapshot(ids, times)
+        found, _ = _ways(taken.generation, taken.requests, Projection(max_len=max_len, horizon_ms=horizon))
+        for other in found[1:]:
+            _same(found[0], other)
+        shown = []
+        for u, t in zip(ids, times, strict=True):
+            shown.append(np.sort(ts[(owner == u) & (ts < t) & (ts >= t - horizon)])[-max_len:].tolist())
+        assert found[-1].histories.to_jagged("event_ts").to_arrow().to_pylist() == shown

@@ -376,9 +376,7 @@ def loader(
     short = RowFilter(since_ms, until_ms, user_share, user_seed)
     if rows is not None and short != RowFilter():
         raise InputError(f"both rows={rows} and {short}; put all of it into rows")
-    if not isinstance(table, ExampleTable):
-        raise InputError(f"table={table!r} is a {type(table).__name__}; open it first: ExampleTable.open({table!r})")
-    generation = store if isinstance(store, Generation) else store.pin()
+    table, generation = _checked(table), store if isinstance(store, Generation) else store.pin()
     snapshot = table.snapshot_id if snapshot_id is None else snapshot_id
     spec = SessionSpec(
         table=table.name,
@@ -402,6 +400,12 @@ def loader(
         on_poison=on_poison,
     )
     return _over(spec, table, snapshot, generation, rank=rank, n_ranks=n_ranks, engine=engine)
+
+
+def _checked(table: ExampleTable) -> ExampleTable:
+    if not isinstance(table, ExampleTable):
+        raise InputError(f"table={table!r} is a {type(table).__name__}; open it first: ExampleTable.open({table!r})")
+    return table
 
 
 def _over(

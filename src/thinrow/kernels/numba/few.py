@@ -331,7 +331,8 @@ def ranges_of_users(
     shown: Ints,
 ) -> int:
     """As ``plan.read_ranges``, of requests that see all events before their time and want the ``newest`` (X,) of them;
-    ``shown`` (X,) gets where among all rows to be read those that a request sees end."""
+    ``shown`` (X,) gets where among all rows to be read those that a request sees end. It must choose the same rows:
+    who asks for their arrival numbers later gets them from there."""
     n, total = 0, np.int64(0)
     out_pos[0], user_rows[0] = 0, 0
     for u in range(len(run_of_user) - 1):
@@ -355,6 +356,9 @@ def ranges_of_users(
                 p -= 1
                 rows = np.int64(records[p].n_rows)
             first = min(first, row)
+            if need == newest[x]:
+                # None of its events is new enough: the rows begin where they would have ended.
+                lowest = min(lowest, cut[_CUT, x])
         for k in range(asked[u], asked[u + 1]):
             row = cut[CUT_BEFORE, order[k]] + cut[CUT_TAIL, order[k]]
             shown[order[k]] = total + (row - first if row > 0 else np.int64(0))
