@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from thinrow.embeddings.group import TableGroup
     from thinrow.embeddings.module import Embedding, EmbeddingBag, GroupEmbedding
     from thinrow.embeddings.optim import SparseAdagrad, SparseAdam, SparseAdamW, SparseRowWiseAdagrad, SparseSGD
+    from thinrow.embeddings.placement import Plan, Rates, TableLoad, plan_tables
     from thinrow.embeddings.ranks import Ranks
     from thinrow.embeddings.sharded import ShardedEmbedding, ShardedEmbeddings
     from thinrow.embeddings.table import DynamicTable
@@ -30,7 +31,9 @@ _WHERE = {
     "EmbeddingBag": "module",
     "GlooRanks": "gloo",
     "GroupEmbedding": "module",
+    "Plan": "placement",
     "Ranks": "ranks",
+    "Rates": "placement",
     "ShardedEmbedding": "sharded",
     "ShardedEmbeddings": "sharded",
     "SparseAdagrad": "optim",
@@ -39,7 +42,9 @@ _WHERE = {
     "SparseRowWiseAdagrad": "optim",
     "SparseSGD": "optim",
     "TableGroup": "group",
+    "TableLoad": "placement",
     "Traffic": "traffic",
+    "plan_tables": "placement",
     "stream_bandwidth": "traffic",
 }
 
@@ -50,7 +55,9 @@ __all__ = [
     "EmbeddingBag",
     "GlooRanks",
     "GroupEmbedding",
+    "Plan",
     "Ranks",
+    "Rates",
     "ShardedEmbedding",
     "ShardedEmbeddings",
     "SparseAdagrad",
@@ -59,7 +66,9 @@ __all__ = [
     "SparseRowWiseAdagrad",
     "SparseSGD",
     "TableGroup",
+    "TableLoad",
     "Traffic",
+    "plan_tables",
     "stream_bandwidth",
 ]
 
