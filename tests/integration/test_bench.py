@@ -21,7 +21,8 @@ CASES = sorted(p.stem for p in (ROOT / "bench" / "cases").glob("*.py") if p.stem
 _LONG = {
     *("attention", "ceiling", "dpp", "embedding", "features", "freshness", "ingest", "levels", "load", "passes"),
     *("published_rule", "snapshot", "transport", "balance", "resume", "stall", "projection", "verify"),
-    *("affinity", "prefetch", "tenants", "wall", "decoded", "append", "single", "write", "roofline", "ranks", "deltas"),
+    *("affinity", "prefetch", "tenants", "wall", "decoded", "append", "single", "write", "roofline", "ranks"),
+    *("deltas", "exported"),
 }
 
 

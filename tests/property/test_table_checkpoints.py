@@ -11,10 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinrow.checkpoints import commit, load, load_shard, save_shard, steps
+from thinrow.checkpoints import (
+    ServingTable,
+    commit,
+    commit_export,
+    export_shard,
+    load,
+    load_shard,
+    save_shard,
+    steps,
+    version_of,
+)
+from thinrow.checkpoints.export import DTYPES, index_of, shift_of
 from thinrow.core.routing import Routing
+from thinrow.core.wrap import mix64_words
 from thinrow.embeddings import Budget, DynamicTable, SparseAdagrad, SparseAdam, SparseSGD
 from thinrow.embeddings.states import prefixed, tables_of
+from thinrow.kernels import BACKENDS, kernel, use
 
 DIM = 3
 KEYS = st.one_of(st.integers(-15, 15), st.sampled_from([-(2**63), 2**63 - 1]))
@@ -32,6 +45,7 @@ calls = st.lists(
     st.one_of(
         st.tuples(st.just("step"), st.lists(KEYS, max_size=10)),
         st.tuples(st.sampled_from(["full", "delta", "delta", "half"]), st.none()),
+        st.tuples(st.sampled_from(["export", "export delta", "export delta"]), st.sampled_from(DTYPES)),
         st.tuples(st.just("load"), st.integers(1, 4)),
     ),
     min_size=3,
@@ -50,6 +64,8 @@ class Run:
     def start(self, tables):
         self.tables, self.routing = tables, Routing.even(len(tables))
         self.changes = [table.track() for table in tables]
+        # A reader with a mark of its own.
+        self.served_changes, self.served_base = [table.track() for table in tables], None
 
     def step(self, keys):
         keys = np.array(keys, np.int64)
@@ -76,6 +92,29 @@ class Run:
             changes.mark()
         self.saved = self.number, self.routing, [table.state() for table in self.tables]
         self.base = load(path).version
+
+    def export(self, dtype, delta):
+        self.number += 1
+        folder, base = self.folder / "served", self.served_base if delta else None
+        for shard, (table, changes) in enumerate(zip(self.tables, self.served_changes, strict=True)):
+            state = table.state() if base is None else table.delta(changes, row_states=False)
+            export_shard(folder, self.number, shard, self.routing, {"t.": state}, dtype=dtype)
+            changes.mark()
+        self.types = [*(self.types if base else []), dtype]
+        self.served_base = version_of(commit_export(folder, self.number, self.routing, base=base))
+        self.check_served(ServingTable.open(folder, "t."), dtype)
+
+    def check_served(self, served, dtype):
+        held = {k: v for t in self.tables for k, v in zip(t.keys().tolist(), t.read(np.arange(len(t))), strict=True)}
+        wanted = np.array([*range(-20, 20), -(2**63), 2**63 - 1])
+        vectors, found = served.read(wanted)
+        assert found.tolist() == [k in held for k in wanted.tolist()]
+        assert not vectors[~found].any()
+        expected = np.array([held.get(k, np.zeros(DIM)) for k in wanted.tolist()], np.float32)
+        # A row of an earlier export may be in another type: each is as exact as the least of them.
+        np.testing.assert_allclose(vectors, expected, rtol=2**-10, atol=np.abs(expected).max() / 127)
+        if set(self.types) == {"float32"}:
+            assert vectors.tobytes() == expected.tobytes()
 
     def load(self, n_shards):
         if self.saved is None:
@@ -120,6 +159,23 @@ def same(left, right):
         assert array.flags.writeable
 
 
+@given(st.data(), st.integers(1, 3), st.sets(st.integers(-(2**63), 2**63 - 1), max_size=60))
+@settings(max_examples=60)
+def test_keys_are_found_in_an_export(data, n_shards, keys):
+    routing = Routing.even(n_shards)
+    low, end = routing.bounds(data.draw(st.integers(0, n_shards - 1)))
+    mixed = np.sort(mix64_words(np.array([*keys], np.int64).view(np.uint64)))
+    words = mixed[(mixed >= low) & (mixed <= end - 1)]
+    index = index_of(words, low, end)
+    assert shift_of(len(index) - 1, low, end) < 64
+    wanted = np.array([*keys, *data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9))], np.int64)
+    expected = [int(np.searchsorted(words, w)) if w in words else -1 for w in mix64_words(wanted.view(np.uint64))]
+    for backend in BACKENDS:
+        with use(backend):
+            found = kernel("find_words")(words, index, low, shift_of(len(index) - 1, low, end), wanted)
+        assert found.tolist() == expected
+
+
 @given(budgets, optimizers, calls)
 @settings(max_examples=15)
 def test_what_is_loaded_is_what_was_saved(budget, optimizer, calls):
@@ -141,6 +197,8 @@ def run_calls(budget, optimizer, calls):
                 run.step(argument)
             elif name == "load":
                 run.load(argument)
+            elif name.startswith("export"):
+                run.export(argument, name == "export delta")
             else:
                 run.save(name)
         assert not [p.name for p in Path(folder).iterdir() if p.name.startswith(".tmp-")]

@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +42,8 @@ from thinrow.core.routing import Routing
 from thinrow.embeddings.states import is_delta, replayed, tables_of
 from thinrow.storage.objects import make_directory, sync_directory
 
-#: Tensors from the chain of what a checkpoint rests on, itself the last.
-Read = Callable[[list[Manifest]], dict[str, npt.NDArray[Any]]]
+Arrays = dict[str, npt.NDArray[Any]]
+T = TypeVar("T")
 
 #: How often checkpoints may vanish under a reader that looks for the newest.
 _ATTEMPTS = 5
@@ -152,48 +152,53 @@ def steps(folder: str | Path) -> list[int]:
     return list(manifests.whole(Path(folder)))
 
 
-def load_from(path: str | Path, read: Read) -> Checkpoint:
+def load_from(path: str | Path, read: Callable[[list[Manifest]], Arrays]) -> Checkpoint:
     """As ``load``, with the tensors that ``read`` makes of the chain of what the checkpoint rests on."""
-    path = Path(path)
+    own, tensors = newest_of(Path(path), read)
+    return Checkpoint(own.path, own.step, tensors, dict(own.meta), own.version, own.routing)
+
+
+def newest_of(path: Path, read: Callable[[list[Manifest]], T]) -> tuple[Manifest, T]:
+    """What is said of the checkpoint at ``path``, or of the newest whole one in it, and what ``read`` makes of the
+    chain of what it rests on, itself the last. Raises as ``load``."""
     if (path / MANIFEST).exists() or manifests.is_named(path):
-        return _load_one(path, read)
+        return _read_one(path, read)
     for _ in range(_ATTEMPTS):
-        found = _load_newest(path, read)
+        found = _read_newest(path, read)
         if found is not None:
             return found
     raise StoreError(f"checkpoints in {path} are removed faster than they are read; save with a larger keep")
 
 
-def _load_newest(folder: Path, read: Read) -> Checkpoint | None:
-    """The newest whole one; None where one vanished while it was read."""
+def _read_newest(folder: Path, read: Callable[[list[Manifest]], T]) -> tuple[Manifest, T] | None:
+    """Of the newest whole one; None where one vanished while it was read."""
     damage: CorruptionError | ObjectNotFound | None = None
     for step in reversed(manifests.in_place(folder)):
         path = folder / manifests.name_of(step)
         try:
-            checkpoint = _load_one(path, read)
+            found = _read_one(path, read)
         except (CorruptionError, ObjectNotFound) as e:
             if not path.exists():
                 return None
             damage = damage or e
             continue
         if damage is not None:
-            warnings.warn(f"step {step} is loaded in place of a newer one: {damage}", RuntimeWarning, stacklevel=4)
-        return checkpoint
+            warnings.warn(f"step {step} is loaded in place of a newer one: {damage}", RuntimeWarning, stacklevel=5)
+        return found
     raise damage or _not_found(folder)
 
 
-def _load_one(path: Path, read: Read) -> Checkpoint:
+def _read_one(path: Path, read: Callable[[list[Manifest]], T]) -> tuple[Manifest, T]:
     chain = manifests.read(path).chain()
-    own = chain[-1]
-    return Checkpoint(path, own.step, read(chain), dict(own.meta), own.version, own.routing)
+    return chain[-1], read(chain)
 
 
-def _all_tensors(chain: list[Manifest]) -> dict[str, npt.NDArray[Any]]:
+def _all_tensors(chain: list[Manifest]) -> Arrays:
     tensors = whole_tensors(chain)
     return tensors if chain[-1].routing is None else tensors | tables_of_shards(chain)
 
 
-def whole_tensors(chain: list[Manifest]) -> dict[str, npt.NDArray[Any]]:
+def whole_tensors(chain: list[Manifest]) -> Arrays:
     """Writable tensors of the last of ``chain`` that are not in shards."""
     if len(chain) == 1:
         return tensorfile.read(chain[0].checked(TENSORS))
@@ -209,7 +214,7 @@ def has_delta(arrays: Mapping[str, npt.NDArray[Any]]) -> str | None:
     return next((prefix for prefix, state in tables_of(arrays).items() if is_delta(state)), None)
 
 
-def as_arrays(tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+def as_arrays(tensors: Mapping[str, Any]) -> Arrays:
     """Name -> array in C order. Raises InputError where one cannot be stored."""
     return {_check_name(n): _as_array(n, t) for n, t in tensors.items()}
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from thinrow.checkpoints import manifest as manifests
 from thinrow.checkpoints import tensorfile
@@ -66,7 +67,7 @@ def save_shard(folder: str | Path, step: int, shard: int, routing: Routing, *, t
         StoreError: the medium refuses.
     """
     folder, step = Path(folder), check_step(step)
-    _check_shard(shard, routing)
+    check_shard(shard, routing)
     arrays = as_arrays(tensors)
     tables = tables_of(arrays)
     for name in arrays:
@@ -77,6 +78,13 @@ def save_shard(folder: str | Path, step: int, shard: int, routing: Routing, *, t
         if len(wrong):
             key = state["keys"][wrong[0]]
             raise InputError(f"{prefix}keys has {key}, which is not in shard {shard} of {routing}; route keys by it")
+    write_shard(folder, step, shard, routing, arrays, delta=has_delta(arrays) is not None)
+
+
+def write_shard(
+    folder: Path, step: int, shard: int, routing: Routing, arrays: Mapping[str, npt.NDArray[Any]], *, delta: bool
+) -> None:
+    """Write a shard's file and the note of it, durably; whether it is a ``delta`` goes with it. Raises StoreError."""
     staging, name = _staging(folder, step), file_of(shard, len(routing))
     with manifests.told(step, folder):
         make_directory(staging)
@@ -87,7 +95,7 @@ def save_shard(folder: str | Path, step: int, shard: int, routing: Routing, *, t
         stated = tensorfile.write(temporary, arrays)
         temporary.rename(staging / name)
         starts = [f"{start:016x}" for start in routing.starts]
-        body = {"delta": has_delta(arrays) is not None, "file": stated, "starts": starts, "step": step}
+        body = {"delta": delta, "file": stated, "starts": starts, "step": step}
         tensorfile.write_bytes(temporary, [seal(body, _NOTE_FORMAT, "shard")])
         temporary.rename(note)
         sync_directory(staging)
@@ -157,7 +165,7 @@ def load_shard(path: str | Path, shard: int, routing: Routing) -> Checkpoint:
     Raises:
         As ``load``; InputError where the checkpoint was saved without shards (``load`` it, and pick rows).
     """
-    _check_shard(shard, routing)
+    check_shard(shard, routing)
 
     def read(chain: list[Manifest]) -> dict[str, Any]:
         if chain[-1].routing is None:
@@ -167,7 +175,8 @@ def load_shard(path: str | Path, shard: int, routing: Routing) -> Checkpoint:
     return load_from(path, read)
 
 
-def _check_shard(shard: int, routing: Routing) -> None:
+def check_shard(shard: int, routing: Routing) -> None:
+    """Raises InputError unless ``routing`` has such a shard."""
     if not 0 <= shard < len(routing):
         raise InputError(f"shard {shard}; it must be from 0 to {len(routing) - 1}, as {routing} has it")
 

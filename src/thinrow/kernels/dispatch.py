@@ -105,6 +105,7 @@ KERNELS: dict[str, str] = {
     "adagrad_rows": "table",
     "rowwise_adagrad_rows": "table",
     "adam_rows": "table",
+    "find_words": "exported",
     "count_batches": "budget",
     "cut_batches": "budget",
     "spread_units": "budget",

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from thinrow.checkpoints import Checkpoint, load, save, steps, tensorfile
+from thinrow.checkpoints import load, save, steps, tensorfile
 from thinrow.checkpoints.checkpoint import DTYPES, MANIFEST, TENSORS
 from thinrow.core.errors import (
     CheckpointNotFound,
@@ -337,14 +337,14 @@ def test_a_checkpoint_that_is_removed_while_it_is_read(tmp_path: Path, monkeypat
     from thinrow.checkpoints import checkpoint
 
     put(tmp_path, 1)
-    whole = checkpoint._load_one
+    whole = checkpoint._read_one
 
-    def race(path: Path, read: Any) -> Checkpoint:
-        monkeypatch.setattr(checkpoint, "_load_one", whole)
+    def race(path: Path, read: Any) -> Any:
+        monkeypatch.setattr(checkpoint, "_read_one", whole)
         put(tmp_path, 2, keep=1)
         return whole(path, read)
 
-    monkeypatch.setattr(checkpoint, "_load_one", race)
+    monkeypatch.setattr(checkpoint, "_read_one", race)
     assert load(tmp_path).step == 2
 
 
