@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core import check
-from thinrow.core.errors import InputError, ObjectNotFound, VersionMismatch
+from thinrow.core.errors import InputError, ObjectNotFound, StoreError, VersionMismatch
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import EPOCH_BITS
 from thinrow.core.users import Users, plain
@@ -84,6 +84,7 @@ def reconstruct(
         Erased, Expired: with "fail", a request saw events that are gone; Erased also where the generation was revoked.
         VersionMismatch: a history is not the one that its version describes (names the user).
         CorruptionError: stored bytes are damaged.
+        StoreError: the histories take more memory than there is.
         InputError, SchemaError: the projection does not fit the schema, or the generation is older than the version.
     """
     _GENERATION(generation, "generation")
@@ -105,6 +106,11 @@ def reconstruct(
             # An erasure in another process removes what was open here.
             generation.require_live()
             raise
+        except MemoryError as e:
+            raise StoreError(
+                f"the histories of {len(batch)} requests take more memory than there is; read fewer requests, columns "
+                "or events (max_len) at a time"
+            ) from e
 
 
 def _reconstruct(

@@ -23,6 +23,10 @@ from thinrow.storage.pages import I64, Keys, PagedTable, Records
 U8 = npt.NDArray[np.uint8]
 
 
+#: So many records take no memory to speak of, whatever a damaged table says.
+_FEW = 4_096
+
+
 class Index:
     """Paged tables of one record type and one kind of keys. Safe for threads."""
 
@@ -67,12 +71,13 @@ class Index:
         """The records of ``keys[i]`` in table ``table[i]`` as half-open ranges of record numbers (empty where absent).
 
         Args:
-            table: (n,) int64.
+            table: (n,) int64; no pair of table and key is there twice.
             keys: (n,) of the tables' kind.
 
         Returns:
-            first (inclusive) and last (exclusive), (n,) int64 each; how many records that is; and the first i whose
-            range ends before it begins, because the table is out of order, or -1.
+            first (inclusive) and last (exclusive), (n,) int64 each; how many records that is; and, because a table is
+            out of order, the first i whose range ends before it begins, or 0 where there are more records than the
+            tables have; else -1.
 
         Raises:
             CorruptionError: a page is damaged.
@@ -99,6 +104,9 @@ class Index:
             return int(missing)
 
         self._with_pages(search, wanted)
+        if wrong < 0 and total > _FEW and total > int(self._count.sum()):
+            # Of pages whose first keys descend the ranges of different keys overlap.
+            wrong = 0
         return first, last, total, wrong
 
     def take_ranges(self, table: I64, first: I64, last: I64, n: int) -> Records:

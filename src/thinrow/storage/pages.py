@@ -386,6 +386,7 @@ def _check_directory(
         and bool(((lengths >= _PAGE_HEAD) & (lengths <= PAGE_BYTES)).all())
         and int(first[0]) == 0
         and bool((np.diff(first) > 0).all())
+        and ("key" not in (directory.dtype.names or ()) or bool((directory["key"][1:] >= directory["key"][:-1]).all()))
     )
     if not sound:
         raise CorruptionError(f"the directory of {name!r} does not describe its pages", file=container.name)

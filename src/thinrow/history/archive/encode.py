@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from thinrow.core.errors import InputError, SchemaError
 from thinrow.core.ragged import offsets_of, ranges_index
-from thinrow.history.archive.layout import StoredColumn
+from thinrow.history.archive.layout import MAX_STRIPE_ELEMENTS, StoredColumn
 from thinrow.jagged import Column, Events
 from thinrow.jagged.column import ARROW_TYPES
 from thinrow.kernels import kernel
@@ -132,7 +132,7 @@ class ColumnEncoder:
             the streams of these stripes: nulls where the column is nullable, lengths where it holds lists, then values.
 
         Raises:
-            InputError: a list of more than ``MAX_ELEMENTS`` elements.
+            InputError: a list of more than ``MAX_ELEMENTS`` elements, or a stripe of ``MAX_STRIPE_ELEMENTS``.
         """
         flat = column if column.offsets is None and not column.size else column.elements()
         words = None if self.spec.is_bytes else as_words(flat.values)
@@ -146,6 +146,12 @@ class ColumnEncoder:
                 raise InputError(
                     f"column {self.spec.name!r} holds a list of {lengths.max()} elements; at most {MAX_ELEMENTS} are "
                     "allowed: keep the ones that count"
+                )
+            stripes = np.diff(column.offsets[cut.stripe_off])
+            if int(stripes.max(initial=0)) > MAX_STRIPE_ELEMENTS:
+                raise InputError(
+                    f"column {self.spec.name!r} has {stripes.max()} elements in a stripe; at most "
+                    f"{MAX_STRIPE_ELEMENTS} are allowed: write stripes of fewer rows"
                 )
             streams += self._encode(Values(lengths.astype(np.uint64), cut.stripe_off, cut.piece_off[:-1], 4), null)
         elif column.size and self.spec.nullable:

@@ -24,6 +24,8 @@ from thinrow.schema.event_schema import (
 STRIPE_ROWS = 512
 #: Most rows of any stripe: what a reader takes memory for on the word of a record of the index.
 MAX_STRIPE_ROWS = 65_536
+#: Of the lists of one column in a stripe: 512 of the longest.
+MAX_STRIPE_ELEMENTS = 1 << 24
 
 #: Name under which event ids travel in ``Events.columns``; no schema column may have it.
 EVENT_ID = "event_id"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 
 _NO_HIDES = np.empty(0, HIDE_DTYPE)
+_FEW_ROWS = 1 << 18
 
 
 @dataclass(slots=True)
@@ -126,6 +127,10 @@ def _look_up(generation: Generation, users: Users, buckets: Ints, n: int) -> Pie
     )  # fmt: skip
     if bad >= 0:
         raise _disorder(segments, table[bad])
+    beyond = rows_beyond(generation, records, segment)
+    if beyond >= 0:
+        what = f"users have more rows than its {generation.segments[beyond][1].n_rows}"
+        raise CorruptionError(what, file=generation.segments[beyond][1].name)
     hides, hide_off = _hides_of(segments, users, pair_user, table)
     if generation.tombstone_index.files:
         # What was erased at the end of a user's arrivals was archived all the same.
@@ -136,8 +141,20 @@ def _look_up(generation: Generation, users: Users, buckets: Ints, n: int) -> Pie
     return with_hides(pieces, hides, hide_off) if len(hides) else pieces
 
 
+def rows_beyond(generation: Generation, records: npt.NDArray[np.void], segment: Ints) -> int:
+    """The first segment of which pieces of different users have more rows than it has, or -1; ``segment``: (P,) its
+    number for each of the index entries. Of few rows nothing is asked: they take no memory to speak of."""
+    rows = records["n_rows"].astype(np.int64)
+    if int(rows.sum()) <= _FEW_ROWS:
+        return -1
+    held = np.bincount(segment, rows)
+    own = np.array([generation.segments[k][1].n_rows for k in np.flatnonzero(held).tolist()])
+    beyond = np.flatnonzero(held[held > 0] > own)
+    return int(np.flatnonzero(held)[beyond[0]]) if len(beyond) else -1
+
+
 def _disorder(segments: SegmentSet, position: int) -> CorruptionError:
-    what = f"pieces of the index are out of order, or of 0 or more than {MAX_STRIPE_ROWS} rows"
+    what = f"pieces of the index are out of order, overlap, or are of 0 or more than {MAX_STRIPE_ROWS} rows"
     return CorruptionError(what, file=segments.names[position])
 
 

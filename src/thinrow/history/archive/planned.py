@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from thinrow.core.users import Users
 from thinrow.history.archive.layout import key_columns
-from thinrow.history.archive.lookup import Ints, Pieces
+from thinrow.history.archive.lookup import Ints, Pieces, rows_beyond
 from thinrow.jagged import HIDE_DTYPE
 from thinrow.kernels import kernel
 from thinrow.schema.event_schema import ARRIVAL_ID, EVENT_TS_ID
@@ -103,6 +103,9 @@ def plan_at_once(
     if not done:
         return None
     n_runs, n_mixed, n_ranges, several = sizes
+    if rows_beyond(generation, records, by_piece[_SEGMENT, : len(records)]) >= 0:
+        # The long way says which file it is.
+        return None
     stats.pieces += len(records)
     stats.mixed_pieces += n_mixed
     if n_mixed:

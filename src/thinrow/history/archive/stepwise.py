@@ -22,7 +22,7 @@ from thinrow.core.errors import CorruptionError, InputError
 from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.core.users import plain
 from thinrow.history.archive.dictionaries import ColumnDictionary
-from thinrow.history.archive.layout import MAX_STRIPE_ROWS, StoredColumn, key_columns
+from thinrow.history.archive.layout import MAX_STRIPE_ELEMENTS, MAX_STRIPE_ROWS, StoredColumn, key_columns
 from thinrow.history.archive.lookup import Ints, Pieces, naming
 from thinrow.history.archive.places import Chunks, Placed, Places, Stripes
 from thinrow.history.archive.segment import texts_of
@@ -197,6 +197,10 @@ class StepReader:
                 at = int(np.searchsorted(base, wrong[0], side="right")) - 1
                 raise self._corrupt(int(runs[one][at]), spec.name, f"a list of {found[wrong[0]]} elements")
             total, begin = offsets_of(found), base[inverse]
+            many = np.flatnonzero(np.diff(total[base]) > MAX_STRIPE_ELEMENTS)
+            if len(many):
+                what = f"lists of {np.diff(total[base])[many[0]]} elements in one stripe; {MAX_STRIPE_ELEMENTS} at most"
+                raise self._corrupt(int(runs[one][many[0]]), spec.name, what)
             first[runs] = total[begin + self.row_from[runs]] - total[begin]
             last[runs] = total[begin + self.row_to[runs]] - total[begin]
             n[runs] = total[base[inverse + 1]] - total[begin]
@@ -434,6 +438,11 @@ class StepReader:
         chunk = np.concatenate([p.chunk for p in groups.values()])
         offset, length = chunk["offset"].astype(np.int64), chunk["length"].astype(np.int64)
         ends, total = np.cumsum(length), int(length.sum())
+        size = {name: s for p in groups.values() for name, s in zip(p.files, p.sizes.tolist(), strict=True)}
+        for name, asked in zip(files, np.bincount(which, length, len(files)).tolist(), strict=True):
+            # Each lies in its file, but chunks that overlap would take more memory than there are bytes.
+            if asked > size[name]:
+                raise CorruptionError(f"chunks of {asked:.0f} bytes in a file of {size[name]}", file=name)
         buffer = pool.empty(total // 8 + 1, np.int64).view(np.uint8)[:total]
         self.generation.objects.read_many(list(files), which, offset, length, buffer, ends - length)
         stop = offsets_of([int(p.chunk["length"].sum(dtype=np.int64)) for p in groups.values()])
@@ -447,13 +456,15 @@ class StepReader:
             have = place[position] >= 0
             of_run = np.where(have, np.cumsum(have) - 1, -1)[of_run]
             position, number, records = position[have], number[have], records[have]
-        files, buffers, source = self.segments.names, self.segments.buffers, position
+        files, sizes, buffers = self.segments.names, self.segments.sizes, self.segments.buffers
+        source = position
         layer = self.segments.layer(group)
         if layer is not None:
-            files, buffers, source = layer.names, layer.buffers, layer.file[position]
+            files, sizes, buffers = layer.names, layer.sizes, layer.buffers
+            source = layer.file[position]
             records = self._overlay_records(layer, group, source, number, records, of_run)
         chunk = records["chunks"][np.arange(len(records)), place[position]]
-        return Placed(of_run, position, records, chunk, files, source, buffers)
+        return Placed(of_run, position, records, chunk, files, sizes, source, buffers)
 
     def _fetch_now(self, group: str) -> Chunks:
         """Find or read the chunks of all runs, and check their headers."""

@@ -89,6 +89,8 @@ FEW = 8
 #: Rows that a stripe is written with; more are not believed before they are found.
 STRIPE_ROWS = 512
 MAX_STRIPE_ROWS = 65_536
+#: So many pieces take no memory to speak of, whatever a damaged index says.
+_FEW = 4_096
 #: Rows of what ``plan_batch`` says by piece: segment, place of its keys or -1; and, of those that are read, piece,
 #: first row, last row (exclusive), place in what is delivered.
 SEGMENT, KEY, PIECE, START, STOP, OUT, PIECE_FIELDS = range(7)
@@ -197,7 +199,7 @@ def _pieces(
     )
     if missing:
         return NO_PAGE, records, by_piece, 0
-    if wrong >= 0:
+    if wrong >= 0 or (total > _FEW and total > n_records.sum()):
         return UNDONE, records, by_piece, 0
     records, by_piece = np.empty(total, PIECE_DTYPE), np.empty((PIECE_FIELDS, total + 1), np.int64)
     bytes_of = carray(pointer(records.ctypes.data), (total * size // 4,), np.uint32)

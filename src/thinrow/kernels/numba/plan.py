@@ -137,7 +137,8 @@ def group_pieces(
         watermark: (U,) highest arrival of each user's pieces, 0 where there is none.
 
     Returns:
-        the number of runs, and the first pair with a piece of no rows or of too many, or -1.
+        the number of runs, and the first pair with a piece of no rows or of too many, or two pieces that are not in
+        ascending stripes, or -1.
     """
     pair, p, r = 0, 0, 0
     run_off[0] = 0
@@ -147,10 +148,12 @@ def group_pieces(
         begin = p
         while pair < len(pair_user) and pair_user[pair] == u:
             n = last[pair] - first[pair]
+            above = np.int64(-1)
             for _ in range(n):
-                rows = np.int64(records[p].n_rows)
-                if rows <= 0 or rows > most_rows:
+                rows, stripe = np.int64(records[p].n_rows), np.int64(records[p].stripe)
+                if rows <= 0 or rows > most_rows or stripe <= above:
                     return r, pair
+                above = stripe
                 arrival = np.int64(records[p].max_arrival)
                 if p == begin or arrival > top:
                     top = arrival

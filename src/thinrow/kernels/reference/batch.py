@@ -89,7 +89,7 @@ def plan_batch(
     total, missing, wrong = ranges_of_keys(
         page_off, first_key, first_record, n_records, address, table, users[pair_user], size, first, last, wanted
     )
-    if missing or wrong >= 0:
+    if missing or wrong >= 0 or (total > 4_096 and total > n_records.sum()):
         return undone
     records, by_piece = np.empty(total, PIECE_DTYPE), np.empty((_PIECE_FIELDS, total + 1), np.int64)
     into, wanted = records.view(np.uint32), np.empty(total, np.int64)

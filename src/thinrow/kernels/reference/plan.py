@@ -70,6 +70,8 @@ def group_pieces(
     """As ``thinrow.kernels.numba.plan.group_pieces``."""
     n_users, pair = len(watermark), np.repeat(np.arange(len(first)), last - first)
     wrong = (records["n_rows"] <= 0) | (records["n_rows"] > most_rows)
+    stripe = records["stripe"].astype(np.int64)
+    wrong[1:] |= (np.diff(stripe) <= 0) & (np.diff(pair) == 0)
     if wrong.any():
         return 0, int(pair[np.argmax(wrong)])
     lengths = (last - first)[last > first]
