@@ -6,14 +6,18 @@ leave a rank in a step (counted), ids per second of both ranks (timed).
 - ``bfloat16``: deduplicated, vectors and gradients in half the bytes.
 - ``prefetched``: deduplicated, the ids of the next batch sent while the step computes. Both ranks share the processors
   here, so that this shows what the second thread costs rather than what a wait for a network would save.
+- ``slow_wire``, ``slow_wire_prefetched``: deduplicated, without and with, where each message takes 5 ms more and a rank
+  sends 125 MB a second.
+- ``one_process``: all keys of both ranks in one process and one table, with the same processors.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +25,13 @@ import numpy.typing as npt
 
 from bench.harness import Options, Result
 from thinrow.embeddings import DynamicTable, Rates, SparseAdagrad, TableLoad, plan_tables
-from thinrow.embeddings.ranks import Ranks
+from thinrow.embeddings.gloo import GlooRanks
+from thinrow.embeddings.ranks import Bytes, Ranks
 from thinrow.embeddings.shards import Lookup, Shard
 from thinrow.testing.ranks import GlooProcesses
 
 _RANKS, _ZIPF, _BATCHES = 2, 1.05, 4
+_DELAY_S, _WIRE_BYTES_A_S = 0.005, 125e6
 Ints = npt.NDArray[np.int64]
 
 
@@ -42,7 +48,7 @@ def run(options: Options) -> Result:
         "distinct_ids_a_rank_and_step": [len(np.unique(b)) for b in _ids(0, rows, ids)],
         "zipf": _ZIPF,
         "ranks": _RANKS,
-        "threads_a_rank": 1,
+        "kernel_threads_a_rank": int(os.environ.get("NUMBA_NUM_THREADS", os.cpu_count() or 1)),
         "rounds": rounds,
     }
     rates = first.pop("rates")
@@ -62,6 +68,8 @@ def run(options: Options) -> Result:
     result.ratios["vs_float32_bytes.bfloat16"] = sent["bfloat16"] / sent["deduplicated"]
     result.ratios["vs_float32.bfloat16"] = rate["bfloat16"] / rate["deduplicated"]
     result.ratios["vs_without.prefetch"] = rate["prefetched"] / rate["deduplicated"]
+    result.ratios["vs_without.prefetch.slow_wire"] = rate["slow_wire_prefetched"] / rate["slow_wire"]
+    result.ratios["vs_one_process"] = rate["deduplicated"] / rate["one_process"]
     return result
 
 
@@ -72,29 +80,42 @@ class _ByPosition(Shard):
         return keys, np.arange(len(keys))
 
 
+class _SlowRanks(GlooRanks):
+    """Ranks with a network between them, which takes no processor."""
+
+    def _swap(self, parts: Sequence[Bytes], sizes: Sequence[int]) -> list[Bytes]:
+        leaving = sum(len(part) for rank, part in enumerate(parts) if rank != self.rank)
+        time.sleep(_DELAY_S + leaving / _WIRE_BYTES_A_S)
+        return super()._swap(parts, sizes)
+
+
 def _measure(ranks: Ranks, rows: int, dim: int, ids: int, rounds: int) -> dict[str, dict[str, float]]:
     """On each rank: figures by contestant, medians over interleaved rounds of all batches."""
     table, every = DynamicTable(dim), np.arange(rows)
     plain = Shard(table, ranks)
     table.rows(every[plain.owners(every) == ranks.rank], insert=True)
-    batches = _ids(ranks.rank, rows, ids)
+    batches, slow = _ids(ranks.rank, rows, ids), _SlowRanks()
     gradient = np.random.default_rng(0).normal(size=(ids, dim)).astype(np.float32)
     works = {
         "deduplicated": _step(plain, batches, gradient),
         "by_position": _step(_ByPosition(table, ranks), batches, gradient),
         "bfloat16": _step(Shard(table, ranks, wire="bfloat16"), batches, gradient),
         "prefetched": _step(plain, batches, gradient, ahead=True),
+        "slow_wire": _step(Shard(table, slow), batches, gradient),
+        "slow_wire_prefetched": _step(Shard(table, slow), batches, gradient, ahead=True),
+        "one_process": _alone(ranks, table, [_ids(rank, rows, ids) for rank in range(ranks.size)], gradient),
     }
     sent, seconds = {}, {name: [] for name in works}  # type: ignore[var-annotated]
     for name, work in works.items():
-        before = ranks.sent_bytes
+        before = ranks.sent_bytes + slow.sent_bytes
         work()
-        sent[name] = (ranks.sent_bytes - before) / len(batches)
+        sent[name] = (ranks.sent_bytes + slow.sent_bytes - before) / len(batches)
     for _ in range(rounds):
         for name, work in works.items():
             ranks.gather("begin", np.zeros(1))
             since = time.perf_counter()
             work()
+            ranks.gather("end", np.zeros(1))
             seconds[name].append(time.perf_counter() - since)
     rates = Rates.measure(ranks, dim)
     units = ids * len(batches) * ranks.size
@@ -117,6 +138,27 @@ def _step(shard: Shard, batches: list[Ints], gradient: npt.NDArray[Any], ahead: 
             vectors = np.take(found.vectors, found.places, axis=0)
             assert vectors.shape == gradient.shape
             shard.add_gradient(found.keys, found.places, gradient)
+            optimizer.step()
+
+    return work
+
+
+def _alone(
+    ranks: Ranks, like: DynamicTable, by_rank: list[list[Ints]], gradient: npt.NDArray[Any]
+) -> Callable[[], None]:
+    """On the first rank what all do together; the others wait."""
+    batches = [np.concatenate(parts) for parts in zip(*by_rank, strict=True)]
+    table, twice = DynamicTable(like.dim), np.tile(gradient, (ranks.size, 1))
+    optimizer = SparseAdagrad(table, lr=0.01)
+    if ranks.rank == 0:
+        for keys in batches:
+            table.rows(keys, insert=True)
+
+    def work() -> None:
+        for keys in batches if ranks.rank == 0 else ():
+            rows = table.rows(keys, insert=True)
+            table.read(rows)
+            table.add_gradient(rows, twice)
             optimizer.step()
 
     return work

@@ -13,8 +13,20 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from thinrow.checkpoints import commit, load_shard, save_shard
 from thinrow.core.errors import InputError, RankLost
-from thinrow.embeddings import Budget, DynamicTable, Embedding, ShardedEmbedding, ShardedEmbeddings, SparseSGD
+from thinrow.core.routing import Routing
+from thinrow.embeddings import (
+    Budget,
+    DynamicTable,
+    Embedding,
+    GroupEmbedding,
+    ShardedEmbedding,
+    ShardedEmbeddings,
+    SparseSGD,
+    TableGroup,
+)
+from thinrow.embeddings.states import prefixed, tables_of
 from thinrow.testing.ranks import PATIENCE_S, GlooProcesses, run_threads
 from thinrow.testing.sharded import OPTIMIZERS, Batch, Settings, by_key, keep_training, train
 
@@ -80,10 +92,49 @@ chosen_settings = st.builds(
 
 @given(st.integers(1, 4), st.integers(0, 2**32), chosen_settings)
 @example(3, 0, Settings(clip_norm=0.05, whole_users=True, prefetch=True))
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_ranks_train_as_one_process(n_ranks, seed, chosen):
     steps = drawn(n_ranks, seed)
     hold(steps, chosen, run_threads(n_ranks, train, steps, chosen, PROBE), to_rounding)
+
+
+@pytest.mark.parametrize("numbers", [(4, 3, 1), (1, 2)])
+def test_another_number_of_ranks_goes_on_from_a_checkpoint(numbers, tmp_path):
+    batches, chosen = drawn(1, 11, n_steps=2 * len(numbers), most=60), Settings("adam", 0.05, whole_users=True)
+    one, start = train(None, batches, chosen, PROBE), None
+    for i, n_ranks in enumerate(numbers):
+        steps = [step[0].split(n_ranks) for step in batches[2 * i : 2 * i + 2]]
+        got = run_threads(n_ranks, train, steps, chosen, PROBE, start)
+        for rank, trained in enumerate(got):
+            save_shard(tmp_path, i, rank, Routing.even(n_ranks), tensors=prefixed("items.", trained.tables[1]))
+        whole = {**prefixed("users.", got[-1].tables[0]), "weights": got[0].weights}
+        commit(tmp_path, i, Routing.even(n_ranks), tensors=whole)
+        assert to_rounding(one.losses[2 * i : 2 * i + 2], got[0].losses)
+        if i + 1 < len(numbers):
+            n_next = numbers[i + 1]
+            loaded = [load_shard(tmp_path, rank, Routing.even(n_next)).tensors for rank in range(n_next)]
+            tables = [tables_of(tensors) for tensors in loaded]
+            start = [((t["users."], t["items."]), all_of["weights"]) for t, all_of in zip(tables, loaded, strict=True)]
+    assert to_rounding(one.probed, got[0].probed)
+
+
+def test_a_group_of_tables_is_spread_as_one():
+    keys = {"item": torch.tensor([[7, 8], [9, 7]]), "store": torch.tensor([7])}
+
+    def trained(ranks):
+        table = DynamicTable(4)
+        group = GroupEmbedding(
+            TableGroup(("item", "store")), ShardedEmbedding(table, ranks) if ranks else Embedding(table)
+        )
+        optimizer = SparseSGD(group, lr=0.5)
+        for _ in range(2):
+            found = group(keys)
+            (sum(v.square().sum() for v in found.values()) / (ranks.size if ranks else 1)).backward()
+            optimizer.step()
+        return {name: v.detach() for name, v in group.eval()(keys).items()}
+
+    one, got = trained(None), run_threads(3, trained)
+    assert all(torch.allclose(one[name], found[name], atol=1e-7) for found in got for name in keys)
 
 
 def test_prefetch_and_one_exchange_change_no_bit():
@@ -134,22 +185,18 @@ def test_each_shard_keeps_its_share_of_a_budget():
         budget.share(31)
 
 
+def test_gloo_gives_the_bits_of_threads():
+    all_at_once = Settings(optimizer="adam", clip_norm=0.05, prefetch=True, together=True, whole_users=True)
+    with GlooProcesses(2) as processes:
+        for chosen in (all_at_once, Settings(prefetch=True, wire="bfloat16", passes=2)):
+            steps = drawn(2, 2)
+            same_bits(run_threads(2, train, steps, chosen, PROBE), processes.run(2, train, steps, chosen, PROBE))
+
+
 @pytest.fixture(scope="module")
 def processes():
     with GlooProcesses(4) as made:
         yield made
-
-
-@pytest.mark.parametrize(
-    ("n_ranks", "chosen"),
-    [
-        (2, Settings(optimizer="adam", clip_norm=0.05, prefetch=True, together=True, whole_users=True)),
-        (3, Settings(prefetch=True, wire="bfloat16", passes=2)),
-    ],
-)
-def test_gloo_gives_the_bits_of_threads(processes, n_ranks, chosen):
-    steps = drawn(n_ranks, n_ranks)
-    same_bits(run_threads(n_ranks, train, steps, chosen, PROBE), processes.run(n_ranks, train, steps, chosen, PROBE))
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ class GlooRanks(Ranks):
         self._group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, patience)
 
     def _open_beside(self) -> Ranks:
-        other = object.__new__(GlooRanks)
+        other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         Ranks.__init__(other, self.rank, self.size)
         other._connect("second")

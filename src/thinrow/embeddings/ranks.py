@@ -21,8 +21,8 @@ from thinrow.core.errors import InputError
 
 Bytes = npt.NDArray[np.uint8]
 
-#: The number of the call on its channel, the bytes that follow, what the call is.
-_HEAD = struct.Struct("<qq48s")
+#: Version of these messages, the number of the call on its channel, the bytes that follow, what the call is.
+_HEAD, _VERSION = struct.Struct("<qqq40s"), 1
 
 
 class Ranks(ABC):
@@ -42,7 +42,7 @@ class Ranks(ABC):
         return self._sent_bytes + (self._beside[0].sent_bytes if self._beside else 0)
 
     def exchange(self, call: str, parts: Sequence[Bytes]) -> list[Bytes]:
-        """Send part p, any bytes, to rank p; returns what each rank sent here. ``call`` (ASCII, 48 characters at most)
+        """Send part p, any bytes, to rank p; returns what each rank sent here. ``call`` (ASCII, 40 characters at most)
         says what it is.
 
         Raises:
@@ -51,9 +51,14 @@ class Ranks(ABC):
         """
         self._calls += 1
         what = call.encode()
-        heads = [_bytes_of(_HEAD.pack(self._calls, part.nbytes, what)) for part in parts]
+        heads = [_bytes_of(_HEAD.pack(_VERSION, self._calls, part.nbytes, what)) for part in parts]
         theirs = [_HEAD.unpack(h.tobytes()) for h in self._swap(heads, [_HEAD.size] * self.size)]
-        for rank, (number, _, name) in enumerate(theirs):
+        for rank, (version, number, _, name) in enumerate(theirs):
+            if version != _VERSION:
+                raise InputError(
+                    f"rank {rank} speaks version {version} of these messages, this rank {_VERSION}; install one "
+                    "version of thinrow on all"
+                )
             if (number, name.rstrip(b"\0")) != (self._calls, what):
                 raise InputError(
                     f"rank {rank} is at call {number}, {name.rstrip(bytes(1)).decode()!r}, this rank ({self.rank}) at "
@@ -62,7 +67,7 @@ class Ranks(ABC):
                 )
         sent = sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
         self._sent_bytes += sent + (self.size - 1) * _HEAD.size
-        return self._swap(parts, [n_bytes for _, n_bytes, _ in theirs])
+        return self._swap(parts, [n_bytes for _, _, n_bytes, _ in theirs])
 
     def gather(self, call: str, part: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """``part`` of each rank, in order of rank; all of one dtype."""

@@ -42,12 +42,14 @@ WIRES = ("float32", "float64", "bfloat16")
 class Shard:
     """This rank's part of a table, or with ``whole`` a copy of all of it.
 
-    A whole table is read without asking anybody; its gradients go to all ranks, which all make the same update. Ranks
-    insert its keys in an order of their own, but keys, vectors and state are the same.
+    A whole table is read without asking anybody; its gradients go to all ranks, which all make the same update. So what
+    has been trained is the same on all, key by key, though in another order of rows; a key that was only looked up is
+    where that was, with the vector that it starts from everywhere. Any one rank saves it.
 
     Attributes:
         table: of this rank. Its budget is that of the shard (``Budget.share``).
         ranks: that share the table.
+        routing: whose key is whose, as ``save_shard`` and ``load_shard`` take it.
         whole: each rank has all of it.
         wire: what vectors and gradients travel as. All ranks see the same bits of a vector, its owner too.
     """
@@ -64,7 +66,7 @@ class Shard:
             raise InputError(f"wire={wire!r}; it must be one of {', '.join(WIRES)}, or None for the table's dtype")
         if whole and table.budget is not None:
             raise InputError("a whole table has no budget: what is large enough for one is sharded (whole=False)")
-        self._routing = Routing.even(ranks.size)
+        self.routing = Routing.even(ranks.size)
         self._waiting: list[tuple[Ints, Floats]] = []
         strange = table.keys()[self.owners(table.keys()) != ranks.rank]
         if len(strange) and not whole:
@@ -75,7 +77,7 @@ class Shard:
 
     def owners(self, keys: Ints) -> Ints:
         """(n,) rank that owns each of ``keys`` (n,)."""
-        return self._routing.shards(keys)
+        return self.routing.shards(keys)
 
     def distinct(self, keys: Ints) -> tuple[Ints, Ints]:
         """The distinct ones of ``keys`` (n,), and of each key its place among them."""
@@ -263,8 +265,11 @@ def exchange_gradients(shards: Sequence[Shard]) -> None:
         if shard.whole:
             pieces = [(keys, gradient)] * ranks.size
         else:
+            # The keys of one look-up are grouped already, in most steps all of them.
             order, ends = _by_owner(shard, keys)
-            pieces = list(zip(np.split(keys[order], ends), np.split(gradient[order], ends), strict=True))
+            if (np.diff(order) < 0).any():
+                keys, gradient = keys[order], gradient[order]
+            pieces = list(zip(np.split(keys, ends), np.split(gradient, ends), strict=True))
         for part, (some, sums) in zip(parts, pieces, strict=True):
             part += [some, shard.encode(sums)]
     received = ranks.exchange(f"gradients {_fingerprint(shards)}", [_pack(p) for p in parts])

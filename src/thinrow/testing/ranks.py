@@ -99,7 +99,7 @@ class GlooProcesses:
     def __init__(self, n: int, *, timeout_s: float = PATIENCE_S) -> None:
         """``timeout_s``: of the ranks that jobs get."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__, "thinrow.testing.sharded"])
+        context.set_forkserver_preload([__name__, "thinrow.testing.sharded", "thinrow.kernels.numba.table"])
         self._pipes: list[Connection] = []
         self.processes: list[Any] = []
         port = 0

@@ -30,6 +30,7 @@ from thinrow.embeddings import (
 from thinrow.embeddings.ranks import Ranks
 
 Ints = npt.NDArray[np.int64]
+State = dict[str, npt.NDArray[Any]]
 
 # A large eps: where gradients cancel, their rounding must not decide the direction of a step.
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
@@ -96,21 +97,35 @@ class Trained:
     losses: of each step, over all ranks.
     probed: (p, 7) vectors of the keys of ``probe`` in evaluation.
     tables: state of each table of this rank, users first.
+    weights: of the dense half.
     """
 
     probed: npt.NDArray[Any]
     vectors: list[npt.NDArray[Any]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    tables: list[dict[str, npt.NDArray[Any]]] = field(default_factory=list)
+    tables: list[State] = field(default_factory=list)
+    weights: npt.NDArray[Any] | None = None
 
 
-def train(ranks: Ranks | None, steps: Sequence[Sequence[Batch]], settings: Settings, probe: Ints) -> Trained:
-    """Train on ``steps[t][rank]``; with ``ranks`` None on all batches of a step as one."""
+def train(
+    ranks: Ranks | None,
+    steps: Sequence[Sequence[Batch]],
+    settings: Settings,
+    probe: Ints,
+    start: Sequence[tuple[Sequence[State], npt.NDArray[Any]]] | None = None,
+) -> Trained:
+    """Train on ``steps[t][rank]``; with ``ranks`` None on all batches of a step as one. ``start``: tables and weights
+    to go on from, for each rank."""
     budget = settings.budget
     if budget is not None and ranks is not None:
         budget = budget.share(ranks.size)
     tables = [DynamicTable(dim, seed=dim, init_scale=0.5, budget=budget) for dim in (3, 4)]
+    if start is not None:
+        states, weights = start[0 if ranks is None else ranks.rank]
+        tables = [DynamicTable.from_state(state) for state in states]
     model = _Model(tables, ranks, settings)
+    if start is not None:
+        model.weights = torch.from_numpy(weights.copy()).requires_grad_()
     optimizer = OPTIMIZERS[settings.optimizer](*model.embeddings, lr=0.1, clip_norm=settings.clip_norm)
     mine = [Batch.joined(step) if ranks is None else step[ranks.rank] for step in steps]
     parts = [part for batch in mine for part in batch.split(settings.passes)]
@@ -132,7 +147,7 @@ def train(ranks: Ranks | None, steps: Sequence[Sequence[Batch]], settings: Setti
         out.losses.append(total if ranks is None else float(ranks.add(np.array([total]))[0]))
     wanted = torch.from_numpy(probe)
     out.probed = torch.cat([e.eval()(wanted) for e in model.embeddings], dim=1).numpy()
-    out.tables = [t.state() for t in tables]
+    out.tables, out.weights = [t.state() for t in tables], model.weights.detach().numpy()
     return out
 
 
@@ -189,7 +204,7 @@ def keep_training(ranks: Ranks, steps: int) -> int:
     return steps
 
 
-def by_key(state: dict[str, npt.NDArray[Any]]) -> dict[int, npt.NDArray[Any]]:
+def by_key(state: State) -> dict[int, npt.NDArray[Any]]:
     """key -> its vector and all its optimizer state in one row; usage is left out."""
     names = ["values", *sorted(n for n in state if n.startswith("row_state.") and n != "row_state.usage")]
     rows = np.concatenate([state[n].astype(np.float64) for n in names], axis=1)
