@@ -1,8 +1,8 @@
 """Dynamic embedding tables: 64-bit keys, growth without copying, sparse optimizers fused with the gradient.
 
 ``DynamicTable`` and the optimizers are NumPy inside; only the torch modules (``Embedding``, ``EmbeddingBag``,
-``GroupEmbedding``, ``ShardedEmbedding``) and ``GlooRanks`` need torch. Every name loads its module when it is first
-used.
+``GroupEmbedding``, ``ShardedEmbedding``), ``DeviceTable`` and ``GlooRanks`` need torch. Every name loads its module
+when it is first used.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from thinrow.core.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from thinrow.embeddings.budget import Budget
+    from thinrow.embeddings.device import DeviceTable
     from thinrow.embeddings.gloo import GlooRanks
     from thinrow.embeddings.group import TableGroup
     from thinrow.embeddings.module import Embedding, EmbeddingBag, GroupEmbedding
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "Budget": "budget",
+    "DeviceTable": "device",
     "DynamicTable": "table",
     "Embedding": "module",
     "EmbeddingBag": "module",
@@ -50,6 +52,7 @@ _WHERE = {
 
 __all__ = [
     "Budget",
+    "DeviceTable",
     "DynamicTable",
     "Embedding",
     "EmbeddingBag",

@@ -12,12 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError
 from thinrow.kernels import kernel
+from thinrow.kernels.dispatch import device_kernel
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Ints = npt.NDArray[np.int64]
 
@@ -60,8 +65,21 @@ class TableGroup:
         Raises:
             InputError: there is no such table.
         """
+        found: Ints = kernel("hash_parts")(keys, bounds, self._seeds_of(names))
+        return found
+
+    def keys_of_tensors(self, names: Sequence[str], keys: Sequence[Tensor]) -> Tensor:
+        """``keys`` of several tables at once, on whatever device they are: ``keys[k]`` (n_k,) int64 are of the table
+        ``names[k]``. Results are side by side.
+
+        Raises:
+            InputError: there is no such table.
+        """
+        found: Tensor = device_kernel("hash_parts")(list(keys), self._seeds_of(names))
+        return found
+
+    def _seeds_of(self, names: Sequence[str]) -> list[int]:
         strange = [name for name in names if name not in self._seeds]
         if strange:
             raise InputError(f"no table {strange[0]!r} in the group; there are {', '.join(self.names)}")
-        found: Ints = kernel("hash_parts")(keys, bounds, [self._seeds[name] for name in names])
-        return found
+        return [self._seeds[name] for name in names]

@@ -1,17 +1,20 @@
-"""Embedding: a torch module that looks keys up in a DynamicTable; GroupEmbedding, one of several logical tables.
+"""Embedding: a torch module that looks keys up in a table; GroupEmbedding, one of several logical tables.
 
     embedding = Embedding(DynamicTable(dim=2))
     embedding(torch.tensor([[7, -1], [7, 7]]))    # (2, 2, 2); inserts keys 7 and -1: the module is in training mode
     embedding.eval()(torch.tensor([3]))           # [[0, 0]]: key 3 is unknown, and stays so
 
 Gradients do not pass through ``.grad``: backward sums them by row and leaves them with the table, where the sparse
-optimizer takes them.
+optimizer takes them. The table is a ``DynamicTable``, of keys on the CPU, or a ``DeviceTable``, of keys on its device.
+
+``torch.compile`` compiles what is before and behind these modules; a look-up itself runs as it is, in a graph break
+(decision 051).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +24,23 @@ from torch.autograd.function import once_differentiable
 
 from thinrow.core.errors import InputError
 from thinrow.core.pool import empty
+from thinrow.embeddings.device import DeviceTable
 from thinrow.embeddings.group import TableGroup
 from thinrow.embeddings.shards import Shard
 from thinrow.embeddings.table import DynamicTable
+
+Table = DynamicTable | DeviceTable
+Rows = npt.NDArray[np.int64] | Tensor
+
+_CPU = torch.device("cpu")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def not_compiled(forward: Callable[_P, _R]) -> Callable[_P, _R]:
+    """``forward`` as it is under ``torch.compile``: it changes the table, which no graph can hold."""
+    disabled = torch.compiler.disable(forward, reason="a look-up in an embedding table")  # type: ignore[no-untyped-call]
+    return cast(Callable[_P, _R], disabled)
 
 
 class Embedding(torch.nn.Module):
@@ -31,16 +48,17 @@ class Embedding(torch.nn.Module):
     and saved by ``table.state()``.
 
     In training mode absent keys are inserted, also under ``torch.no_grad``. In evaluation mode the table is only read:
-    absent keys are zeros, and nothing gets a gradient. CPU only.
+    absent keys are zeros, and nothing gets a gradient.
 
     Attributes:
         table: the table.
     """
 
-    def __init__(self, table: DynamicTable) -> None:
+    def __init__(self, table: Table) -> None:
         super().__init__()
         self.table = table
 
+    @not_compiled
     def forward(self, keys: Tensor) -> Tensor:
         """``keys`` int64 of any shape -> (*shape, dim) in the table's dtype.
 
@@ -48,13 +66,14 @@ class Embedding(torch.nn.Module):
         optimizer steps.
 
         Raises:
-            InputError: ``keys`` is not int64 on the CPU; in backward, the gradient of a key is NaN or infinite.
+            InputError: ``keys`` is not int64 on the table's device; in backward, the gradient of a key is NaN or
+                infinite.
         """
-        rows = self.table.rows(flat_keys(keys), insert=self.training)
+        rows = _rows(self.table, keys, insert=self.training)
         if self.training:
             vectors = cast(Tensor, _Read.apply(torch.empty(0, requires_grad=True), self.table, rows))  # type: ignore[no-untyped-call]
         else:
-            vectors = torch.from_numpy(self.table.read(rows))
+            vectors = _read(self.table, rows)
         return vectors.view(*keys.shape, self.table.dim)
 
     def extra_repr(self) -> str:
@@ -74,26 +93,28 @@ class EmbeddingBag(torch.nn.Module):
         mode: ``sum`` or ``mean``, over the keys that have a row or not; an empty bag is zeros.
     """
 
-    def __init__(self, table: DynamicTable, mode: str = "sum") -> None:
+    def __init__(self, table: Table, mode: str = "sum") -> None:
         super().__init__()
         if mode not in ("sum", "mean"):
             raise InputError(f"mode={mode!r}; it must be 'sum' or 'mean'")
         self.table, self.mode = table, mode
 
+    @not_compiled
     def forward(self, keys: Tensor, bounds: Tensor) -> Tensor:
         """``keys`` (n,) int64 and ``bounds`` (b + 1,) int64 from 0 to n -> (b, dim) in the table's dtype.
 
         Raises:
             InputError: as ``Embedding.forward``, or ``bounds`` do not ascend from 0 to n.
         """
-        ends = flat_keys(bounds)
-        rows = self.table.rows(flat_keys(keys), insert=self.training)
+        _check_keys(bounds, _device(self.table))
+        ends = bounds.detach().reshape(-1)
+        rows = _rows(self.table, keys, insert=self.training)
         if self.training:
             pooled = cast(Tensor, _Pool.apply(torch.empty(0, requires_grad=True), self.table, rows, ends))  # type: ignore[no-untyped-call]
         else:
-            pooled = torch.from_numpy(self.table.pool(rows, ends))
+            pooled = _pool(self.table, rows, ends)
         if self.mode == "mean":
-            sizes = torch.from_numpy(np.diff(ends)).clamp_(min=1).to(pooled.dtype)
+            sizes = ends.diff().clamp_(min=1).to(pooled.dtype)
             pooled = pooled / sizes[:, None]
         return pooled
 
@@ -117,33 +138,43 @@ class GroupEmbedding(torch.nn.Module):
         self.group, self.embedding = group, embedding
 
     @property
-    def table(self) -> DynamicTable:
-        return cast(DynamicTable, self.embedding.table)
+    def table(self) -> Table:
+        return cast(Table, self.embedding.table)
 
     @property
     def shard(self) -> Shard | None:
         """This rank's part, where the embedding is a ``ShardedEmbedding``."""
         return cast("Shard | None", getattr(self.embedding, "shard", None))
 
+    @not_compiled
     def forward(self, keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Name -> int64 keys of any shape; name -> (*shape, dim). Tables that are not named are not read.
 
         Raises:
-            InputError: the group has no such table, or keys are not int64 on the CPU.
+            InputError: the group has no such table, or keys are not int64 on the table's device.
         """
         for k in keys.values():
-            _check_keys(k)
+            _check_keys(k, _device(self.table))
         sizes = [k.numel() for k in keys.values()]
-        flat = torch.cat([k.reshape(-1) for k in keys.values()]) if keys else torch.empty(0, dtype=torch.int64)
-        bounds = np.cumsum([0, *sizes], dtype=np.int64)
-        found = self.group.keys_of_parts(tuple(keys), flat.numpy(), bounds)
-        parts = _Parts.apply(self.embedding(torch.from_numpy(found)), sizes)  # type: ignore[no-untyped-call]
+        flat = [k.reshape(-1) for k in keys.values()]
+        if isinstance(self.table, DeviceTable):
+            found = self.group.keys_of_tensors(tuple(keys), flat) if flat else self.table.keys()[:0]
+        else:
+            whole = torch.cat(flat) if flat else torch.empty(0, dtype=torch.int64)
+            bounds = np.cumsum([0, *sizes], dtype=np.int64)
+            found = torch.from_numpy(self.group.keys_of_parts(tuple(keys), whole.numpy(), bounds))
+        parts = _Parts.apply(self.embedding(found), sizes)  # type: ignore[no-untyped-call]
         return {name: p.view(*k.shape, p.shape[1]) for (name, k), p in zip(keys.items(), parts, strict=True)}
 
 
-def _check_keys(keys: Tensor) -> None:
-    if keys.dtype != torch.int64 or keys.device.type != "cpu":
-        raise InputError(f"keys: {keys.dtype} on {keys.device}; they must be int64 on the CPU")
+def _device(table: Table) -> torch.device:
+    return table.device if isinstance(table, DeviceTable) else _CPU
+
+
+def _check_keys(keys: Tensor, device: torch.device = _CPU) -> None:
+    if keys.dtype != torch.int64 or keys.device != device:
+        where = "the CPU" if device == _CPU else device
+        raise InputError(f"keys: {keys.dtype} on {keys.device}; they must be int64 on {where}")
 
 
 def flat_keys(keys: Tensor) -> npt.NDArray[np.int64]:
@@ -152,18 +183,38 @@ def flat_keys(keys: Tensor) -> npt.NDArray[np.int64]:
     return cast(npt.NDArray[np.int64], keys.detach().reshape(-1).contiguous().numpy())
 
 
+def _given(table: Table, numbers: Tensor) -> Any:
+    """``numbers`` as the table takes them: a tensor, or an array in the same memory."""
+    return numbers.contiguous() if isinstance(table, DeviceTable) else numbers.contiguous().numpy()
+
+
+def _rows(table: Table, keys: Tensor, insert: bool) -> Rows:
+    _check_keys(keys, _device(table))
+    return table.rows(_given(table, keys.detach().reshape(-1)), insert=insert)
+
+
+def _read(table: Table, rows: Any) -> Tensor:
+    # The table gave these rows: to check them would be to wait for the device.
+    return table.read(rows, check=False) if isinstance(table, DeviceTable) else torch.from_numpy(table.read(rows))
+
+
+def _pool(table: Table, rows: Any, bounds: Tensor) -> Tensor:
+    pooled = table.pool(rows, _given(table, bounds))
+    return pooled if isinstance(pooled, Tensor) else torch.from_numpy(pooled)
+
+
 class _Read(torch.autograd.Function):
     """``table.read(rows)``; ``anchor``, an empty tensor, only makes autograd call backward."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, table: DynamicTable, rows: npt.NDArray[np.int64]) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, table: Table, rows: Rows) -> Tensor:
         ctx.table, ctx.rows = table, rows
-        return torch.from_numpy(table.read(rows))
+        return _read(table, rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        ctx.table.add_gradient(ctx.rows, gradient.contiguous().numpy())
+        ctx.table.add_gradient(ctx.rows, _given(ctx.table, gradient))
         return None, None, None
 
 
@@ -171,17 +222,15 @@ class _Pool(torch.autograd.Function):
     """``table.pool(rows, bounds)``; ``anchor`` as in ``_Read``."""
 
     @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, table: DynamicTable, rows: npt.NDArray[np.int64], bounds: npt.NDArray[np.int64]
-    ) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, table: Table, rows: Rows, bounds: Tensor) -> Tensor:
         ctx.table, ctx.rows, ctx.bounds = table, rows, bounds
-        return torch.from_numpy(table.pool(rows, bounds))
+        return _pool(table, rows, bounds)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
-        of = np.repeat(np.arange(len(ctx.bounds) - 1), np.diff(ctx.bounds))
-        ctx.table.add_gradient(ctx.rows, gradient.contiguous().numpy(), of)
+        of = torch.repeat_interleave(ctx.bounds.diff(), output_size=len(ctx.rows))
+        ctx.table.add_gradient(ctx.rows, _given(ctx.table, gradient), _given(ctx.table, of))
         return None, None, None, None
 
 
@@ -199,6 +248,8 @@ class _Parts(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
         if not gradients:
             return None, None
+        if gradients[0].device != _CPU:
+            return torch.cat(gradients), None
         kind = torch.empty(0, dtype=gradients[0].dtype).numpy().dtype
         whole = torch.from_numpy(empty(sum(ctx.sizes) * ctx.width, kind)).view(-1, ctx.width)
         return torch.cat(gradients, out=whole), None

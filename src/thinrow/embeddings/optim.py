@@ -11,15 +11,26 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError
+from thinrow.embeddings.blocks import RowBlocks
 from thinrow.embeddings.shards import Shard, exchange_gradients, same_ranks
 from thinrow.embeddings.table import DynamicTable
 from thinrow.kernels import kernel
+from thinrow.kernels.dispatch import device_kernel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from thinrow.embeddings.device import DeviceTable
+    from thinrow.embeddings.tensor_rows import RowTensor
+
+    Table = DynamicTable | DeviceTable
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]
@@ -29,7 +40,7 @@ class HasTable(Protocol):
     """What looks keys up in a table, as ``Embedding`` does."""
 
     @property
-    def table(self) -> DynamicTable: ...
+    def table(self) -> Table: ...
 
 
 class _SparseOptimizer(ABC):
@@ -40,9 +51,9 @@ class _SparseOptimizer(ABC):
     """
 
     def __init__(
-        self, tables: tuple[DynamicTable | HasTable, ...], lr: float, weight_decay: float, clip_norm: float | None
+        self, tables: tuple[Table | HasTable, ...], lr: float, weight_decay: float, clip_norm: float | None
     ) -> None:
-        found = [t if isinstance(t, DynamicTable) else t.table for t in tables]
+        found = cast("list[Table]", [getattr(t, "table", t) for t in tables])
         self.tables = list({id(table): table for table in found}.values())
         shards = [t if isinstance(t, Shard) else getattr(t, "shard", None) for t in tables]
         self.shards = list({id(s): s for s in shards if isinstance(s, Shard)}.values())
@@ -75,7 +86,7 @@ class _SparseOptimizer(ABC):
             norm = self._norm(taken)
             if norm > self.clip_norm:
                 for gradient in gradients:
-                    gradient *= gradient.dtype.type(self.clip_norm / (norm + 1e-6))
+                    gradient *= self.clip_norm / (norm + 1e-6)
         for table, found_gradient in taken:
             if found_gradient is not None:
                 rows, gradient = found_gradient
@@ -83,14 +94,14 @@ class _SparseOptimizer(ABC):
                 table.traffic.update += 3 * gradient.nbytes + 2 * len(rows) * self._state_bytes(table)
             table.make_room()
 
-    def _norm(self, taken: list[tuple[DynamicTable, tuple[Ints, Floats] | None]]) -> float:
+    def _norm(self, taken: Sequence[tuple[Table, Any]]) -> float:
         """Of all gradients. In a fixed order, in float64: the same bits for any number of threads, and on all ranks."""
         # Whole tables have the same gradients on all ranks: they count once, as the first rank has them.
         copies = {id(shard.table) for shard in self.shards if shard.whole}
         squares = {True: 0.0, False: 0.0}
         for table, found in taken:
             if found is not None:
-                squares[id(table) in copies] += float(np.einsum("ij,ij->", found[1], found[1], dtype=np.float64))
+                squares[id(table) in copies] += _square(found[1])
         if self._ranks is None:
             return math.sqrt(squares[False])
         sums = self._ranks.gather("norm", np.array([squares[False], squares[True]]))
@@ -103,12 +114,12 @@ class _SparseOptimizer(ABC):
         for shard in self.shards:
             shard.clear_gradient()
 
-    def _state_bytes(self, table: DynamicTable) -> int:
+    def _state_bytes(self, table: Table) -> int:
         """Bytes of state of a row."""
         return 0
 
     @abstractmethod
-    def _update(self, table: DynamicTable, rows: Ints, gradient: Floats) -> None: ...
+    def _update(self, table: Table, rows: Ints | Tensor, gradient: Floats | Tensor) -> None: ...
 
 
 class SparseSGD(_SparseOptimizer):
@@ -116,7 +127,7 @@ class SparseSGD(_SparseOptimizer):
 
     def __init__(
         self,
-        *tables: DynamicTable | HasTable,
+        *tables: Table | HasTable,
         lr: float = 1e-2,
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
@@ -126,8 +137,8 @@ class SparseSGD(_SparseOptimizer):
         """
         super().__init__(tables, lr, weight_decay, clip_norm)
 
-    def _update(self, table: DynamicTable, rows: Ints, gradient: Floats) -> None:
-        kernel("sgd_rows")(table.values.blocks, rows, gradient, self.lr, self.weight_decay)
+    def _update(self, table: Table, rows: Ints | Tensor, gradient: Floats | Tensor) -> None:
+        _update_rows(table, "sgd_rows", (), rows, gradient, self.lr, self.weight_decay)
 
 
 class SparseAdagrad(_SparseOptimizer):
@@ -140,7 +151,7 @@ class SparseAdagrad(_SparseOptimizer):
 
     def __init__(
         self,
-        *tables: DynamicTable | HasTable,
+        *tables: Table | HasTable,
         lr: float = 1e-2,
         eps: float = 1e-10,
         initial_accumulator: float = 0.0,
@@ -156,15 +167,14 @@ class SparseAdagrad(_SparseOptimizer):
         _check_at_least_0("initial_accumulator", initial_accumulator)
         self.eps, self.initial_accumulator = eps, initial_accumulator
 
-    def _update(self, table: DynamicTable, rows: Ints, gradient: Floats) -> None:
+    def _update(self, table: Table, rows: Ints | Tensor, gradient: Floats | Tensor) -> None:
         sums = table.row_state(self._state, self._width(table), fill=self.initial_accumulator)
-        blocks = table.values.blocks, sums.blocks
-        kernel(self._kernel)(*blocks, rows, gradient, self.lr, self.eps, self.weight_decay)
+        _update_rows(table, self._kernel, (sums,), rows, gradient, self.lr, self.eps, self.weight_decay)
 
-    def _width(self, table: DynamicTable) -> int:
+    def _width(self, table: Table) -> int:
         return table.dim
 
-    def _state_bytes(self, table: DynamicTable) -> int:
+    def _state_bytes(self, table: Table) -> int:
         return self._width(table) * table.dtype.itemsize
 
 
@@ -174,7 +184,7 @@ class SparseRowWiseAdagrad(SparseAdagrad):
 
     _state, _kernel = "rowwise_adagrad.sum", "rowwise_adagrad_rows"
 
-    def _width(self, table: DynamicTable) -> int:
+    def _width(self, table: Table) -> int:
         return 1
 
 
@@ -188,7 +198,7 @@ class SparseAdam(_SparseOptimizer):
 
     def __init__(
         self,
-        *tables: DynamicTable | HasTable,
+        *tables: Table | HasTable,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -205,14 +215,14 @@ class SparseAdam(_SparseOptimizer):
             raise InputError(f"betas={betas}; both must be in [0, 1)")
         self.betas, self.eps = betas, eps
 
-    def _update(self, table: DynamicTable, rows: Ints, gradient: Floats) -> None:
+    def _update(self, table: Table, rows: Ints | Tensor, gradient: Floats | Tensor) -> None:
         means = table.row_state("adam.mean", table.dim)
         squares = table.row_state("adam.square", table.dim)
         steps = table.row_state("adam.steps", 1, dtype=np.int64)
-        blocks = table.values.blocks, means.blocks, squares.blocks, steps.blocks
-        kernel("adam_rows")(*blocks, rows, gradient, self.lr, *self.betas, self.eps, *self._decays())
+        states = means, squares, steps
+        _update_rows(table, "adam_rows", states, rows, gradient, self.lr, *self.betas, self.eps, *self._decays())
 
-    def _state_bytes(self, table: DynamicTable) -> int:
+    def _state_bytes(self, table: Table) -> int:
         return 2 * table.dim * table.dtype.itemsize + 8
 
     def _decays(self) -> tuple[float, float]:
@@ -226,6 +236,26 @@ class SparseAdamW(SparseAdam):
 
     def _decays(self) -> tuple[float, float]:
         return 0.0, self.weight_decay
+
+
+def _update_rows(
+    table: Table,
+    name: str,
+    states: tuple[RowBlocks | RowTensor, ...],
+    rows: Ints | Tensor,
+    gradient: Floats | Tensor,
+    *parameters: float,
+) -> None:
+    """Run the update ``name`` where the table is."""
+    update = kernel(name) if isinstance(table, DynamicTable) else device_kernel(name)
+    update(table.values.blocks, *(state.blocks for state in states), rows, gradient, *parameters)
+
+
+def _square(gradient: Floats | Tensor) -> float:
+    """The square of its norm, in float64."""
+    if isinstance(gradient, np.ndarray):
+        return float(np.einsum("ij,ij->", gradient, gradient, dtype=np.float64))
+    return float(gradient.double().square().sum())
 
 
 def _check_at_least_0(name: str, value: float) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from thinrow.embeddings.module import flat_keys
+from thinrow.embeddings.module import flat_keys, not_compiled
 from thinrow.embeddings.ranks import Ranks
 from thinrow.embeddings.shards import Found, Lookup, Shard
 from thinrow.embeddings.table import DynamicTable
@@ -47,6 +47,7 @@ class ShardedEmbedding(torch.nn.Module):
         """The table of this rank."""
         return self.shard.table
 
+    @not_compiled
     def forward(self, keys: Tensor) -> Tensor:
         """``keys`` int64 of any shape -> (*shape, dim) in the table's dtype.
 
@@ -77,6 +78,7 @@ class ShardedEmbeddings(torch.nn.Module):
         self.embeddings = torch.nn.ModuleList(embeddings)
         self._lookup = Lookup([e.shard for e in embeddings])
 
+    @not_compiled
     def forward(self, *keys: Tensor) -> tuple[Tensor, ...]:
         """``ShardedEmbedding.forward`` of each, one ``keys`` for each embedding."""
         return tuple(_look_up(self._lookup, keys, self.training))
@@ -106,6 +108,7 @@ class _Spread(torch.autograd.Function):
     """The vectors of all positions; ``anchor``, an empty tensor, only makes autograd call backward."""
 
     @staticmethod
+    @not_compiled
     def forward(ctx: Any, anchor: Tensor, shard: Shard, found: Found) -> Tensor:
         ctx.shard, ctx.keys, ctx.places = shard, found.keys, found.places
         return _spread(found)

@@ -23,6 +23,13 @@ from thinrow.core.pool import empty
 from thinrow.embeddings.blocks import RowBlocks
 from thinrow.embeddings.budget import Budget, Usage
 from thinrow.embeddings.changes import Changes
+from thinrow.embeddings.checks import (
+    check_row_state,
+    gradient_not_finite,
+    gradient_outside,
+    gradient_shape,
+    row_outside,
+)
 from thinrow.embeddings.index import INDEX_BYTES, KeyIndex
 from thinrow.embeddings.sketch import Sketch
 from thinrow.embeddings.states import DELTA, ROW_FILL, ROW_STATE, WHOLE
@@ -237,7 +244,7 @@ class DynamicTable:
         bad = kernel("gather_rows")(self.values.blocks, len(self), rows, out)
         self.traffic.read += 2 * out.nbytes
         if bad >= 0:
-            raise InputError(f"row {rows[bad]} (position {bad}); rows are in [-1, {len(self)}): look keys up first")
+            raise row_outside(rows[bad], bad, len(self))
         return out
 
     def pool(self, rows: Ints, bounds: Ints) -> Floats:
@@ -257,7 +264,7 @@ class DynamicTable:
         bad = kernel("pool_rows")(self.values.blocks, len(self), rows, bounds, out)
         self.traffic.read += len(rows) * self.dim * self.dtype.itemsize + out.nbytes
         if bad >= 0:
-            raise InputError(f"row {rows[bad]} (position {bad}); rows are in [-1, {len(self)}): look keys up first")
+            raise row_outside(rows[bad], bad, len(self))
         return out
 
     def row_state(self, name: str, width: int, *, fill: float = 0.0, dtype: npt.DTypeLike | None = None) -> RowBlocks:
@@ -275,11 +282,7 @@ class DynamicTable:
             state = RowBlocks(width, wanted, self._block_rows, fill)
             state.grow(len(self))
             self._row_state[name] = state
-        if state.width != width or state.dtype != wanted:
-            raise InputError(
-                f"row state {name!r} is {state.dtype} of width {state.width}, asked for was {wanted} of width {width}; "
-                "use another name"
-            )
+        check_row_state(name, state, width, wanted)
         return state
 
     def add_gradient(self, rows: Ints, gradient: Floats, of: Ints | None = None) -> None:
@@ -293,10 +296,7 @@ class DynamicTable:
         """
         rows = _int64("rows", rows)
         if gradient.shape != (len(rows) if of is None else len(gradient), self.dim) or gradient.dtype != self.dtype:
-            raise InputError(
-                f"gradient is {gradient.dtype} {gradient.shape}; for these rows it must be {self.dtype} "
-                f"{(len(rows), self.dim)}"
-            )
+            raise gradient_shape(gradient.dtype, gradient.shape, self.dtype, (len(rows), self.dim))
         if of is not None and (of.shape != rows.shape or of.min(initial=0) < 0 or of.max(initial=-1) >= len(gradient)):
             raise InputError(f"of {of.shape}; it must be {rows.shape}, each in [0, {len(gradient)})")
         if self.budget is not None and rows.min(initial=0) == -1:
@@ -304,7 +304,7 @@ class DynamicTable:
             rows, of = rows[held], held if of is None else of[held]
         if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(self):
             outside = rows[(rows < 0) | (rows >= len(self))]
-            raise InputError(f"gradient of row {outside[0]}; rows are in [0, {len(self)}): look keys up first")
+            raise gradient_outside(outside[0], len(self))
         if len(rows):
             self._gradients.append(self._summed(rows, np.ascontiguousarray(gradient), of))
 
@@ -478,10 +478,7 @@ class DynamicTable:
         self.traffic.sum += (len(rows) + len(distinct)) * self.dim * self.dtype.itemsize
         if bad >= 0:
             column = int(np.flatnonzero(~np.isfinite(sums[bad]))[0])
-            raise InputError(
-                f"the gradient of key {self._index.keys[distinct[bad]]} is {sums[bad, column]} in column {column}; it "
-                "must be finite: look for an overflow in the loss or lower the learning rate"
-            )
+            raise gradient_not_finite(self._index.keys[distinct[bad]], sums[bad, column], column)
         return distinct, sums
 
 

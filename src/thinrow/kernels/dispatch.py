@@ -112,7 +112,25 @@ KERNELS: dict[str, str] = {
 }
 
 #: Kernel of tensors -> module of ``kernels.torch`` that defines it.
-DEVICE_KERNELS: dict[str, str] = {"run_chain": "chain", "as_dtype": "chain", "hash_tuples": "chain"}
+DEVICE_KERNELS: dict[str, str] = {
+    "run_chain": "chain",
+    "as_dtype": "chain",
+    "hash_tuples": "chain",
+    "hash_parts": "chain",
+    "find_keys": "table",
+    "number_keys": "table",
+    "merge_keys": "table",
+    "start_rows": "table",
+    "gather_rows": "table",
+    "pool_rows": "table",
+    "group_rows": "table",
+    "sum_groups": "table",
+    "touch_rows": "table",
+    "sgd_rows": "table",
+    "adagrad_rows": "table",
+    "rowwise_adagrad_rows": "table",
+    "adam_rows": "table",
+}
 
 #: Modules whose fast backend is written in torch, not numba.
 _TORCH_MODULES = ("hstu",)

@@ -1,1 +1,1 @@
-"""Kernels in torch, on CPU."""
+"""Kernels in torch: of autograd on the CPU, and of tensors on any device."""

@@ -7,32 +7,33 @@ import numpy.typing as npt
 import torch
 
 from thinrow.core.wrap import MASK64
-from thinrow.kernels.chain import LN2_HIGH, LN2_LOW, LOG_TERMS, SQRT_HALF, TUPLE, Op, Program, hash_start
+from thinrow.kernels.chain import INT, LN2_HIGH, LN2_LOW, LOG_TERMS, SQRT_HALF, TUPLE, Op, Program, hash_start
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
+    """The int64 of the bits of an unsigned word."""
     return int(np.uint64(word).view(np.int64))
 
 
-_M1, _M2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+_M1, _M2 = signed(0xBF58476D1CE4E5B9), signed(0x94D049BB133111EB)
 
 
-def _shifted(x: torch.Tensor, n: int) -> torch.Tensor:
+def shifted(x: torch.Tensor, n: int) -> torch.Tensor:
     """int64 read as unsigned words, shifted right."""
     return (x >> n) & (MASK64 >> n)
 
 
 def mix64(x: torch.Tensor) -> torch.Tensor:
     """The finaliser of splitmix64 of int64 read as unsigned words."""
-    x = (x ^ _shifted(x, 30)) * _M1
-    x = (x ^ _shifted(x, 27)) * _M2
-    return x ^ _shifted(x, 31)
+    x = (x ^ shifted(x, 30)) * _M1
+    x = (x ^ shifted(x, 27)) * _M2
+    return x ^ shifted(x, 31)
 
 
 def mod_unsigned(x: torch.Tensor, divisor: int) -> torch.Tensor:
     """int64 read as unsigned words, modulo a divisor in [1, 2^63)."""
     # Half of the word is not negative; twice its quotient is the word's, or one less.
-    rest = x - (_shifted(x, 1) // divisor << 1) * divisor
+    rest = x - (shifted(x, 1) // divisor << 1) * divisor
     return torch.where((rest < 0) | (rest >= divisor), rest - divisor, rest)
 
 
@@ -100,7 +101,12 @@ def as_dtype(parts: list[torch.Tensor], width: int, dtype: np.dtype[np.generic])
 
 def hash_tuples(columns: list[torch.Tensor], seed: int, buckets: int | None) -> torch.Tensor:
     """(n,) hashes of n tuples of hashes, or their buckets, as ``kernels.reference.features.hash_tuples``."""
-    h = torch.full_like(columns[0], _signed(hash_start(seed, TUPLE)))
+    h = torch.full_like(columns[0], signed(hash_start(seed, TUPLE)))
     for column in columns:
         h = mix64(h ^ column)
     return h if buckets is None else mod_unsigned(h, buckets)
+
+
+def hash_parts(parts: list[torch.Tensor], seeds: list[int]) -> torch.Tensor:
+    """Hashes of the int64 of each part under its seed, side by side, as ``kernels.reference.features.hash_parts``."""
+    return torch.cat([mix64(part ^ signed(hash_start(seed, INT))) for part, seed in zip(parts, seeds, strict=True)])

@@ -1,0 +1,44 @@
+"""What tables say of input that they cannot take, wherever they are."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from thinrow.core.errors import InputError
+
+
+class _Rows(Protocol):
+    """Rows of one width and dtype."""
+
+    width: int
+    dtype: np.dtype[np.generic]
+
+
+def row_outside(row: int, position: int, n_rows: int) -> InputError:
+    return InputError(f"row {row} (position {position}); rows are in [-1, {n_rows}): look keys up first")
+
+
+def gradient_outside(row: int, n_rows: int) -> InputError:
+    return InputError(f"gradient of row {row}; rows are in [0, {n_rows}): look keys up first")
+
+
+def gradient_shape(dtype: object, shape: tuple[int, ...], wanted: object, wanted_shape: tuple[int, ...]) -> InputError:
+    return InputError(f"gradient is {dtype} {shape}; for these rows it must be {wanted} {wanted_shape}")
+
+
+def gradient_not_finite(key: int, number: float, column: int) -> InputError:
+    return InputError(
+        f"the gradient of key {key} is {number} in column {column}; it must be finite: look for an overflow in the "
+        "loss or lower the learning rate"
+    )
+
+
+def check_row_state(name: str, state: _Rows, width: int, dtype: np.dtype[np.generic]) -> None:
+    """Raises InputError where the state is of another width or dtype than is asked for."""
+    if state.width != width or state.dtype != dtype:
+        raise InputError(
+            f"row state {name!r} is {state.dtype} of width {state.width}, asked for was {dtype} of width {width}; "
+            "use another name"
+        )
