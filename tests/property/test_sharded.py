@@ -28,7 +28,7 @@ from thinrow.embeddings import (
 )
 from thinrow.embeddings.states import prefixed, tables_of
 from thinrow.testing.ranks import PATIENCE_S, GlooProcesses, run_threads
-from thinrow.testing.sharded import OPTIMIZERS, Batch, Settings, by_key, keep_training, train
+from thinrow.testing.sharded import OPTIMIZERS, Batch, Settings, by_key, keep_training, make_ranks, send_much, train
 
 PROBE = np.array([*range(-4, 12), -(2**63), 2**63 - 1])
 
@@ -232,6 +232,29 @@ def test_a_killed_rank_is_named_by_all(rank):
 
 
 @pytest.mark.slow
+def test_a_rank_that_does_not_connect_is_named():
+    with GlooProcesses(2) as two:
+        with pytest.raises(
+            RankLost, match=r"rank 1 did not connect to the first channel within 3 s; every rank of \[0, 1"
+        ):
+            two.run(1, make_ranks, [0, 1], 3.0)
+        with pytest.raises(InputError, match=r"members=\[1\]; rank 0, this one, is not among them"):
+            two.run(1, make_ranks, [1], 3.0)
+        with pytest.raises(InputError, match="timeout_s=0; it must be above 0"):
+            two.run(1, make_ranks, [0], 0)
+        assert two.run(1, make_ranks, [0], 3.0) == [1]
+    with pytest.raises(InputError, match="there is no process group"):
+        make_ranks(None, [0], 3.0)
+
+
+@pytest.mark.slow
+def test_a_part_is_larger_than_32_bits_count():
+    n_bytes = (1 << 31) + 16
+    with GlooProcesses(2) as two:
+        assert two.run(2, send_much, n_bytes) == [(0, 0), (n_bytes, 35)]
+
+
+@pytest.mark.slow
 def test_a_silent_rank_is_named_by_all_within_the_timeout():
     with GlooProcesses(3, timeout_s=10) as three:
         for error in lost(three, 1, signal.SIGSTOP):
@@ -243,6 +266,42 @@ def test_a_silent_rank_is_named_by_all_within_the_timeout():
         assert isinstance(error, RankLost)
         assert error.rank == 1
         assert "the other ranks gave rank 1, this one, up" in str(error)
+
+
+@given(st.integers(1, 4), st.lists(st.integers(0, 5), max_size=2).map(tuple), st.sampled_from([np.float32, np.int64]))
+@settings(max_examples=20)
+def test_sums_and_parts_of_all_ranks(n_ranks, shape, dtype):
+    numbers = np.random.default_rng(n_ranks).normal(size=(n_ranks, *shape)).astype(dtype)
+
+    def both(ranks):
+        mine = numbers[ranks.rank]
+        return ranks.add(mine), ranks.gather("parts", mine.reshape(-1)[: ranks.rank])
+
+    for total, parts in run_threads(n_ranks, both):
+        expected = numbers[0].copy()
+        for other in numbers[1:]:
+            expected += other
+        assert (total.dtype, total.shape, total.tobytes()) == (expected.dtype, shape, expected.tobytes())
+        assert [p.tolist() for p in parts] == [n.reshape(-1)[:r].tolist() for r, n in enumerate(numbers)]
+
+
+def test_keys_have_any_shape_and_gradients_can_be_forgotten():
+    def job(ranks):
+        table = DynamicTable(2, seed=4)
+        items = ShardedEmbedding(table, ranks)
+        optimizer = SparseSGD(items, lr=1.0)
+        shapes = [tuple(items(torch.full(shape, 7)).shape) for shape in ((), (0, 3), (2, 1, 2))]
+        before = items(torch.tensor(7))
+        items(torch.tensor([7])).sum().backward()
+        optimizer.zero_grad()
+        optimizer.step()
+        return shapes, before.detach(), items(torch.tensor(7)).detach(), repr(items)
+
+    (owner,) = Routing.even(2).shards(np.array([7]))
+    for rank, (shapes, before, after, text) in enumerate(run_threads(2, job)):
+        assert shapes == [(2,), (0, 3, 2), (2, 1, 2, 2)]
+        assert torch.equal(before, after)
+        assert text == f"ShardedEmbedding(dim=2, rows={int(rank == owner)} on rank {rank} of 2, row-wise)"
 
 
 def other_calls(ranks):

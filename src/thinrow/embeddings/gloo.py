@@ -41,6 +41,7 @@ class GlooRanks(Ranks):
     Raises:
         InputError: ``torch.distributed`` has no process group yet, this rank is no member, or ``timeout_s`` is not
             above 0.
+        RankLost: another one did not make it within ``timeout_s``.
     """
 
     def __init__(self, members: Sequence[int] | None = None, *, timeout_s: float = 300.0) -> None:
@@ -63,7 +64,19 @@ class GlooRanks(Ranks):
     def _connect(self, channel: str) -> None:
         # Not by new_group: its names hang where ranks have been in different numbers of groups before.
         store, patience = PrefixStore(channel, self._store), timedelta(seconds=self.timeout_s)
-        self._group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, patience)
+        here = [f"{member} is here" for member in self._members]
+        store.set(here[self.rank], "")
+        try:
+            self._group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, patience)
+        except RuntimeError as error:
+            absent = [member for member, key in zip(self._members, here, strict=True) if not store.check([key])]
+            if not absent:
+                raise
+            raise RankLost(
+                f"rank {absent[0]} did not connect to the {channel} channel within {self.timeout_s:g} s; every rank "
+                f"of {self._members} must make a GlooRanks of them, and prefetch where others do",
+                rank=absent[0],
+            ) from error
 
     def _open_beside(self) -> Ranks:
         other = object.__new__(type(self))

@@ -19,6 +19,7 @@ from thinrow.embeddings import (
     Budget,
     DynamicTable,
     Embedding,
+    GlooRanks,
     ShardedEmbedding,
     ShardedEmbeddings,
     SparseAdagrad,
@@ -202,6 +203,19 @@ def keep_training(ranks: Ranks, steps: int) -> int:
         vectors.sum().backward()
         optimizer.step()
     return steps
+
+
+def make_ranks(ranks: Ranks, members: Sequence[int], timeout_s: float) -> int:
+    """Connect the processes ``members``, whoever else does; returns how many they are."""
+    return GlooRanks(members, timeout_s=timeout_s).size
+
+
+def send_much(ranks: Ranks, n_bytes: int) -> tuple[int, int]:
+    """The first rank sends ``n_bytes`` to the last; each returns how many it got, and their sum."""
+    part, nothing = np.zeros(n_bytes if ranks.rank == 0 else 0, np.uint8), np.empty(0, np.uint8)
+    part[-5:] = 7
+    received = ranks.exchange("much", [nothing] * (ranks.size - 1) + [part])
+    return len(received[0]), int(received[0].sum())
 
 
 def by_key(state: State) -> dict[int, npt.NDArray[Any]]:
