@@ -33,12 +33,14 @@ from thinrow.testing.fuzz.world import World
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One read: of what kind, whose events, which column (None: none but the keys), the newest how many."""
+    """One read: of what kind, whose events, which column (None: none but the keys), the newest how many, how old at
+    most."""
 
     kind: str
     user: int = 0
     column: str | None = None
     newest: int | None = None
+    horizon: int | None = None
 
     def __call__(self, generation: Generation, world: World) -> Any:
         """What it finds, as something to compare. Raises as the reader does."""
@@ -50,16 +52,16 @@ def aimed(rng: np.random.Generator, hit: Hit, world: World, generation: Generati
     user = pick(rng, hit.users) if hit.users else int(rng.integers(len(world.users)))
     columns = {c.name: c for c in stored_columns(generation.schema) if c.group != KEYS_GROUP}
     stored = columns.get(hit.column or "") or pick(rng, list(columns.values()))
-    newest = pick(rng, (None, None, 1, 3, 40, 200))
+    newest, horizon = pick(rng, (None, None, 1, 3, 40, 200)), pick(rng, (None, None, None, 0, 40, 3_000))
     share = rng.random()
     if share < 0.40 or stored.group == IDS_GROUP:
         return Read("find" if stored.group == IDS_GROUP and share < 0.3 else "rows", user, stored.name)
     if share < 0.72:
-        return Read("logged", user, stored.name, newest)
+        return Read("logged", user, stored.name, newest, horizon)
     if share < 0.82:
-        return Read("codes" if _is_coded(stored) else "logged", user, stored.name, newest)
+        return Read("codes" if _is_coded(stored) else "logged", user, stored.name, newest, horizon)
     if share < 0.90:
-        return Read("batch", 0, stored.name, newest)
+        return Read("batch", 0, stored.name, newest, horizon)
     if share < 0.94:
         return Read("look up")
     if share < 0.97:
@@ -120,7 +122,7 @@ def _batch(read: Read, generation: Generation, world: World) -> Any:
 def _requested(read: Read, generation: Generation, batch: RequestBatch) -> Any:
     columns = () if read.column is None else (read.column,)
     codes = columns if read.kind == "codes" else ()
-    projection = Projection(columns=columns, groups=(), max_len=read.newest, codes=codes)
+    projection = Projection(columns=columns, groups=(), max_len=read.newest, horizon_ms=read.horizon, codes=codes)
     histories = reconstruct(generation, batch, projection).histories
     return [seen(histories.to_jagged(n)) for n in ("event_ts", "arrival", *columns)]
 
