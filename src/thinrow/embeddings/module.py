@@ -163,8 +163,9 @@ class GroupEmbedding(torch.nn.Module):
             whole = torch.cat(flat) if flat else torch.empty(0, dtype=torch.int64)
             bounds = np.cumsum([0, *sizes], dtype=np.int64)
             found = torch.from_numpy(self.group.keys_of_parts(tuple(keys), whole.numpy(), bounds))
-        parts = _Parts.apply(self.embedding(found), sizes)  # type: ignore[no-untyped-call]
-        return {name: p.view(*k.shape, p.shape[1]) for (name, k), p in zip(keys.items(), parts, strict=True)}
+        shapes = [k.shape for k in keys.values()]
+        parts = _Parts.apply(self.embedding(found), sizes, shapes)  # type: ignore[no-untyped-call]
+        return dict(zip(keys, parts, strict=True))
 
 
 def _device(table: Table) -> torch.device:
@@ -235,21 +236,23 @@ class _Pool(torch.autograd.Function):
 
 
 class _Parts(torch.autograd.Function):
-    """Vectors in parts of the given sizes. ``torch.split`` does that too, but its backward takes fresh memory for all
-    gradients together, whose page faults are as long as the copy."""
+    """Vectors in parts of the given sizes, each in the shape of its keys. ``torch.split`` does that too, but its
+    backward takes fresh memory for all gradients together, whose page faults are as long as the copy."""
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, vectors: Tensor, sizes: list[int], shapes: list[torch.Size]) -> tuple[Tensor, ...]:
         ctx.sizes, ctx.width = sizes, vectors.shape[1]
-        return torch.split(vectors.detach(), sizes)
+        parts = torch.split(vectors.detach(), sizes)
+        return tuple(part.view(*shape, ctx.width) for part, shape in zip(parts, shapes, strict=True))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
         if not gradients:
-            return None, None
-        if gradients[0].device != _CPU:
-            return torch.cat(gradients), None
-        kind = torch.empty(0, dtype=gradients[0].dtype).numpy().dtype
+            return None, None, None
+        flat = [g.reshape(-1, ctx.width) for g in gradients]
+        if flat[0].device != _CPU:
+            return torch.cat(flat), None, None
+        kind = torch.empty(0, dtype=flat[0].dtype).numpy().dtype
         whole = torch.from_numpy(empty(sum(ctx.sizes) * ctx.width, kind)).view(-1, ctx.width)
-        return torch.cat(gradients, out=whole), None
+        return torch.cat(flat, out=whole), None, None
