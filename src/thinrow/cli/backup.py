@@ -16,9 +16,9 @@ from thinrow.cli.common import progress_bar, store_option
 def command(folder: Path, store_path: Path, keep: int | None) -> None:
     """Copy a store into FOLDER as it is at one moment, while it is written to.
 
-    Files that never change are copied once for all backups in a folder. Logs and tables that are in the store's
-    directory are copied too. Safe to kill: a backup is there whole or not at all. Check it with `thinrow verify --store
-    FOLDER`, use it with `thinrow restore`.
+    Files that never change are copied once for all backups in a folder; it takes backups of one store, one at a time.
+    Logs and tables that are in the store's directory are copied too. Safe to kill: a backup is there whole or not at
+    all. Check it with `thinrow verify --store FOLDER`, use it with `thinrow restore`.
 
     \b
     Example:

@@ -1,11 +1,4 @@
-"""Backup of a store while it is written to, and restore.
-
-::
-
-    copy/
-      backups/00000000000000000001.json   one a backup, put last: generation, time, and every file outside the archive
-      archive/                            manifests and what they name, shared by all backups
-      content/<sha256>                    files outside the archive, by content, shared by all backups
+"""Backup of a store while it is written to, and restore; ``copies`` says how a folder of backups is laid out.
 
 Worked example: the first backup copies all; the next one, a day of events later, copies the segments that are new, the
 recent tier (as one LMDB environment, wherever it is) and what else changed in the folder.
@@ -22,17 +15,15 @@ What is logged is copied before the tier: no logged request saw what the backup 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import shutil
 import sqlite3
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +31,16 @@ import numpy as np
 
 from thinrow.core.clock import system_clock
 from thinrow.core.errors import (
-    CommitConflict,
     CorruptionError,
     InputError,
     ObjectNotFound,
     StoreError,
     StoreExists,
-    StoreNotFound,
 )
 from thinrow.history import place
 from thinrow.history.archive.generation import Archive, Generation
-from thinrow.history.archive.verify import Damage, as_damage, verify_generation
+from thinrow.history.archive.verify import Damage, as_damage, verify_segments, verify_tombstones
+from thinrow.history.copies import OLDER, CopiedFile, Copies, Record, alone, identify, identity
 from thinrow.history.recent.lmdb import LmdbRecent
 from thinrow.history.recent.redis import RedisRecent
 from thinrow.history.recent.redis_link import RedisLocation
@@ -58,9 +48,9 @@ from thinrow.history.recent.tier import RecentTier
 from thinrow.history.tiers import FILE as TIER_FILE
 from thinrow.history.tiers import FOLDER as TIER_FOLDER
 from thinrow.history.tiers import next_epoch, restored_tier
-from thinrow.storage.garbage import FOLDERS, strings_of
+from thinrow.storage.garbage import files_of
 from thinrow.storage.manifest import ManifestLog
-from thinrow.storage.objects import LocalObjects, ObjectStore, make_directory, sync_directory
+from thinrow.storage.objects import LocalObjects, ObjectStore, make_directory
 
 _PIECE = 8 << 20
 _TRIES = 20
@@ -85,51 +75,6 @@ class BackupReport:
     shared_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    name: str
-    sha256: str
-    bytes: int
-    mtime_ns: int
-
-
-class _Copy:
-    """A folder of backups; counts what is copied."""
-
-    def __init__(self, folder: Path) -> None:
-        self.objects = LocalObjects(folder)
-        self.archive = LocalObjects(folder / "archive")
-        self.log = ManifestLog(self.objects, "backups")
-        self.files, self.bytes, self.shared_bytes = 0, 0, 0
-
-    def count(self, n_bytes: int, copied: bool) -> None:
-        self.files += copied
-        self.bytes += n_bytes * copied
-        self.shared_bytes += n_bytes * (not copied)
-
-    def keep(self, name: str, path: Path) -> _File:
-        """Content of the file at ``path``, as file ``name`` of the store."""
-        status, digest = path.stat(), hashlib.sha256()
-        folder = self.objects.root / "content"
-        make_directory(folder)
-        part = folder / f".tmp-{uuid.uuid4().hex}"
-        try:
-            with path.open("rb") as source, part.open("wb") as target:
-                while piece := source.read(_PIECE):
-                    digest.update(piece)
-                    target.write(piece)
-                target.flush()
-                os.fsync(target.fileno())
-            size, known = part.stat().st_size, (folder / digest.hexdigest()).exists()
-            if not known:
-                part.rename(folder / digest.hexdigest())
-                sync_directory(folder)
-        finally:
-            part.unlink(missing_ok=True)
-        self.count(size, not known)
-        return _File(name, digest.hexdigest(), size, status.st_mtime_ns)
-
-
 @contextmanager
 def told(folder: Path) -> Iterator[None]:
     """What the operating system refuses, as a StoreError that names the folder."""
@@ -150,6 +95,7 @@ def backup(
     folder: Path,
     forget: Forget,
     progress: Callable[[int, int], None] | None,
+    keep: int | None = None,
 ) -> BackupReport:
     """Copy the store to ``folder``; see ``HistoryStore.backup``."""
     if not isinstance(recent, LmdbRecent | RedisRecent):
@@ -161,12 +107,27 @@ def backup(
         raise InputError(
             f"folder {folder} lies in the store at {store_path}: a backup would copy itself; name one outside it"
         )
-    make_directory(folder)
+    with alone(folder):
+        report = _backup(store_path, archive, recent, Copies(folder), forget, progress)
+        if keep is not None:
+            _prune(Copies(folder), keep)
+        return report
+
+
+def _backup(
+    store_path: Path,
+    archive: Archive,
+    recent: LmdbRecent | RedisRecent,
+    copy: Copies,
+    forget: Forget,
+    progress: Callable[[int, int], None] | None,
+) -> BackupReport:
+    folder, store = copy.objects.root, identity(archive.objects)
+    copy.require(store, store_path)
     _clear(folder)
     _clear(store_path)
-    copy = _Copy(folder)
-    numbers = copy.log.list()
-    before = {f.name: f for f in _files_of(copy.log.load(numbers[-1]))} if numbers else {}
+    numbers = copy.numbers()
+    before = {f.name: f for f in copy.load(numbers[-1]).files} if numbers else {}
     files = _copy_others(store_path, copy, before)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-")))
@@ -181,20 +142,12 @@ def backup(
                 forget(generation, filled)
                 filled.copy(scratch / "recent", lambda: True)
         files.append(copy.keep("recent/data.mdb", scratch / "recent" / "data.mdb"))
-        _copy_archive(archive.objects, copy, generation.number, progress)
-    body = {
-        "created_ms": system_clock(),
-        "archive_generation": generation.number,
-        "recent": "lmdb" if isinstance(recent, LmdbRecent) else "redis",
-        "files": [asdict(f) for f in files],
-    }
-    for n in range(numbers[-1] + 1 if numbers else 1, 10**9):
-        try:
-            copy.log.commit(n, {**body, "generation": n})
-            break
-        except CommitConflict:
-            continue
-    return BackupReport(n, generation.number, generation.n_rows, copy.files, copy.bytes, copy.shared_bytes)
+        manifest = _copy_archive(archive.objects, copy, generation.number, progress)
+    number = numbers[-1] + 1 if numbers else 1
+    kind = "lmdb" if isinstance(recent, LmdbRecent) else "redis"
+    at = str(store_path.resolve())
+    copy.commit(Record(number, generation.number, manifest, store, at, kind, tuple(files), system_clock()))
+    return BackupReport(number, generation.number, generation.n_rows, copy.files, copy.bytes, copy.shared_bytes)
 
 
 def _hold_newest(archive: Archive, stack: ExitStack) -> Generation:
@@ -230,14 +183,15 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _copy_archive(objects: ObjectStore, copy: _Copy, number: int, progress: Callable[[int, int], None] | None) -> None:
+def _copy_archive(objects: ObjectStore, copy: Copies, number: int, progress: Callable[[int, int], None] | None) -> str:
+    """Copy what a generation names, then its manifest; returns the name of that in the folder."""
     manifest, body = _manifest(objects, number)
-    names = sorted({n for n in strings_of(body) if n.startswith(FOLDERS)})
+    names = sorted(files_of(body))
     for i, name in enumerate(names):
         copy.count(*_copy_object(objects, copy.archive, name))
         if progress is not None:
             progress(i + 1, len(names))
-    copy.archive.put(ManifestLog(copy.archive).name_of(number), manifest)
+    return copy.keep_manifest(number, manifest)
 
 
 def _manifest(objects: ObjectStore, number: int) -> tuple[bytes, dict[str, Any]]:
@@ -271,7 +225,7 @@ def _size(objects: ObjectStore, name: str) -> int | None:
         return None
 
 
-def _copy_others(store_path: Path, copy: _Copy, before: dict[str, _File]) -> list[_File]:
+def _copy_others(store_path: Path, copy: Copies, before: dict[str, CopiedFile]) -> list[CopiedFile]:
     """Logs, tables and whatever else is in the folder: databases first and last, and again where one has changed."""
     for _ in range(_TRIES):
         try:
@@ -306,7 +260,7 @@ def _others(store_path: Path) -> Iterator[Path]:
             yield path
 
 
-def _copy_databases(store_path: Path, copy: _Copy) -> list[_File]:
+def _copy_databases(store_path: Path, copy: Copies) -> list[CopiedFile]:
     found = []
     for path in _others(store_path):
         with path.open("rb") as file:
@@ -320,10 +274,6 @@ def _copy_databases(store_path: Path, copy: _Copy) -> list[_File]:
     return found
 
 
-def _files_of(body: dict[str, Any]) -> list[_File]:
-    return [_File(**f) for f in body["files"]]
-
-
 def prune(folder: Path, keep: int) -> int:
     """Remove all but the newest ``keep`` backups of a folder, and what only they needed; returns bytes freed.
 
@@ -331,31 +281,36 @@ def prune(folder: Path, keep: int) -> int:
 
     Raises:
         InputError: ``keep`` is below 1.
+        StoreError: a backup into the folder is under way, and what it has copied is named by no record yet.
         CorruptionError: a backup's record or manifest is damaged; nothing was removed that it may need.
     """
     if keep < 1:
         raise InputError(f"keep={keep}; at least 1 backup must stay")
-    copy, freed = _Copy(folder), 0
-    for number in copy.log.list()[:-keep]:
-        copy.log.drop(number)
-    bodies = [copy.log.load(n) for n in copy.log.list()]
-    manifests = {int(b["archive_generation"]) for b in bodies}
-    needed = {f"content/{f.sha256}" for b in bodies for f in _files_of(b)}
-    log = ManifestLog(copy.archive)
-    needed |= {f"archive/{n}" for g in manifests for n in strings_of(log.load(g))}
-    needed |= {f"archive/{log.name_of(g)}" for g in manifests}
-    for entry in (*copy.objects.entries("content/"), *copy.objects.entries("archive/")):
-        if entry.name not in needed:
-            copy.objects.delete(entry.name)
-            freed += entry.bytes
+    with alone(folder):
+        return _prune(Copies(folder), keep)
+
+
+def _prune(copy: Copies, keep: int) -> int:
+    for number in copy.numbers()[:-keep]:
+        copy.drop(number)
+    records = [copy.load(n) for n in copy.numbers()]
+    needed = {f"content/{f.sha256}" for r in records for f in r.files} | {r.manifest for r in records}
+    needed |= {f"archive/{n}" for r in records for n in files_of(copy.manifest(r)[1])}
+    freed = 0
+    for part in ("content/", "manifests/", "archive/"):
+        for entry in copy.objects.entries(part):
+            if entry.name not in needed:
+                copy.objects.delete(entry.name)
+                freed += entry.bytes
     return freed
 
 
 def restore(folder: Path, store_path: Path, number: int | None, recent: str | None) -> BackupReport:
     """Make a store from a backup; see ``HistoryStore.restore``."""
     location = None if recent is None else RedisLocation.parse(recent)
-    copy = _Copy(folder)
-    body = _load(copy, folder, number)
+    copy = Copies(folder)
+    record = copy.load(number)
+    manifest, described = copy.manifest(record)
     target = LocalObjects(store_path / "archive")
     begun = store_path / _RESTORING
     if ManifestLog(target).list() or (not begun.exists() and store_path.exists() and any(store_path.iterdir())):
@@ -363,28 +318,45 @@ def restore(folder: Path, store_path: Path, number: int | None, recent: str | No
         raise StoreExists(f"a store, or something of one, is at {store_path} already; restore to another path")
     make_directory(store_path)
     name, location = _begin(begun, location)
-    shutil.rmtree(store_path / TIER_FOLDER, ignore_errors=True)
-    for file in _files_of(body):
+    _clear_begun(store_path)
+    for file in record.files:
         _restore_file(copy, file, store_path / file.name)
-    generation = int(body["archive_generation"])
-    held = Archive(copy.archive).generation(generation)
-    manifest, described = _manifest(copy.archive, generation)
-    for object_name in sorted({n for n in strings_of(described) if n.startswith(FOLDERS)}):
-        copy.count(*_copy_object(copy.archive, target, object_name))
+    held = copy.generation(record)
+    for object_name in sorted(files_of(described)):
+        try:
+            copy.count(*_copy_object(copy.archive, target, object_name))
+        except ObjectNotFound:
+            raise CorruptionError("it is missing", file=f"archive/{object_name}", remedy=OLDER) from None
     with LmdbRecent(store_path / TIER_FOLDER, held.schema) as tier:
-        ahead = _AHEAD_OF_SERVER if body.get("recent") == "redis" else 1
+        ahead = _AHEAD_OF_SERVER if record.recent == "redis" else 1
         epoch = tier.begin_epoch(next_epoch(held) - 1, ahead)
         if location is not None:
             restored_tier(store_path, Archive(target), location, tier, epoch, name)
     if location is not None:
         shutil.rmtree(store_path / TIER_FOLDER)
+    known = copy.store()
+    if (store := record.store or (known and known[0])) is not None:
+        identify(target, store)
     log = ManifestLog(target)
-    log.raise_floor(generation)
-    target.put_if_absent(log.name_of(generation), manifest)
+    log.raise_floor(record.generation)
+    target.put_if_absent(log.name_of(record.generation), manifest)
     begun.unlink()
     return BackupReport(
-        body["generation"], generation, held.n_rows, copy.files + len(body["files"]), copy.bytes, copy.shared_bytes
+        record.number,
+        record.generation,
+        held.n_rows,
+        copy.files + len(record.files),
+        copy.bytes,
+        copy.shared_bytes,
     )
+
+
+def _clear_begun(store_path: Path) -> None:
+    """Remove what a restore that was killed, or failed, had restored: it may have been of another backup. Files of the
+    archive stay: no two that differ have one name."""
+    for path in store_path.iterdir():
+        if path.name not in (_RESTORING, "archive"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _begin(begun: Path, location: RedisLocation | None) -> tuple[str, RedisLocation | None]:
@@ -410,26 +382,13 @@ def _begin(begun: Path, location: RedisLocation | None) -> tuple[str, RedisLocat
     return name, location
 
 
-def _load(copy: _Copy, folder: Path, number: int | None) -> dict[str, Any]:
-    numbers = copy.log.list()
-    if not numbers or (number is not None and number not in numbers):
-        shown = f"its backups are {', '.join(map(str, numbers))}" if numbers else "it holds none"
-        raise StoreNotFound(f"no backup {'' if number is None else number} in {folder}: {shown}; check the path")
-    return copy.log.load(numbers[-1] if number is None else number)
-
-
-def _restore_file(copy: _Copy, file: _File, path: Path) -> None:
-    name, digest = f"content/{file.sha256}", hashlib.sha256()
+def _restore_file(copy: Copies, file: CopiedFile, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with (copy.objects.root / name).open("rb") as source, path.open("wb") as target:
-        while piece := source.read(_PIECE):
-            digest.update(piece)
+    with path.open("wb") as target:
+        for piece in copy.read(file):
             target.write(piece)
         target.flush()
         os.fsync(target.fileno())
-    if digest.hexdigest() != file.sha256:
-        path.unlink()
-        raise CorruptionError("its content is not what was backed up", file=name, remedy="restore an older backup")
     os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
     copy.count(file.bytes, True)
 
@@ -440,26 +399,22 @@ def verify_backup(folder: Path, number: int | None = None) -> tuple[int, int, li
     Raises:
         StoreNotFound: ``folder`` holds no such backup.
     """
-    copy = _Copy(folder)
-    body = _load(copy, folder, number)
+    copy = Copies(folder)
+    record = copy.load(number)
     found = []
-    for file in _files_of(body):
-        name, digest = f"content/{file.sha256}", hashlib.sha256()
+    for file in record.files:
         try:
-            with (folder / name).open("rb") as source:
-                while piece := source.read(_PIECE):
-                    digest.update(piece)
-            if digest.hexdigest() != file.sha256:
-                found.append(Damage(name, None, None, f"its content, {file.name} of the store, is not what was copied"))
-        except OSError as e:
-            found.append(Damage(name, None, None, f"it is {file.name} of the store, and cannot be read: {e.strerror}"))
+            for _ in copy.read(file):
+                pass
+        except CorruptionError as e:
+            found.append(as_damage(e, file.name))
     try:
-        generation = Archive(copy.archive).generation(int(body["archive_generation"]))
-        return body["generation"], generation.n_rows, found + verify_generation(generation)
-    except (CorruptionError, ObjectNotFound) as e:
-        return body["generation"], 0, [*found, as_damage(e, "archive")]
+        generation = copy.generation(record)
+    except CorruptionError as e:
+        return record.number, 0, [*found, as_damage(e, record.manifest)]
+    return record.number, generation.n_rows, [*found, *verify_segments(generation), *verify_tombstones(generation)]
 
 
 def is_backup(folder: Path) -> bool:
     """Whether ``folder`` holds backups."""
-    return bool(ManifestLog(LocalObjects(folder), "backups").list())
+    return bool(Copies(folder).numbers())

@@ -30,7 +30,7 @@ from thinrow.history.archive.find import find_event
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.history.archive.verify import Damage
 from thinrow.history.backfill import BackfillReport, backfill
-from thinrow.history.backup import BackupReport, backup, prune, restore, told
+from thinrow.history.backup import BackupReport, backup, restore, told
 from thinrow.history.buckets import CompactReport, Progress
 from thinrow.history.bulk.source import BulkInput
 from thinrow.history.compact import compact
@@ -367,15 +367,13 @@ class HistoryStore:
             keep: remove older backups of the folder afterwards, all but the newest so many; None leaves them.
 
         Raises:
-            InputError: the folder is the store's own or lies in it: a backup would copy itself.
-            StoreError: the disk refuses, the recent tier is neither in LMDB nor on Redis, its server does not answer or
-                was emptied, or logs and tables never stood still.
+            InputError: the folder is the store's own or lies in it, so that a backup would copy itself; or it holds
+                backups of another store.
+            StoreError: another backup into the folder is under way, the disk refuses, the recent tier is neither in
+                LMDB nor on Redis, its server does not answer or was emptied, or logs and tables never stood still.
         """
         with told(Path(folder)):
-            report = backup(self.path, self.archive, self.recent, Path(folder), forget_gone, progress)
-            if keep is not None:
-                prune(Path(folder), keep)
-        return report
+            return backup(self.path, self.archive, self.recent, Path(folder), forget_gone, progress, keep)
 
     @staticmethod
     @must.checked(folder=must.path, path=must.path, number=_POSITIVE, recent=_TEXT)

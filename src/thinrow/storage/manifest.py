@@ -39,10 +39,10 @@ def retried(attempt: Callable[[], T]) -> T:
 
 
 class ManifestLog:
-    """Manifests by number under ``prefix``."""
+    """Manifests by number under ``prefix``, written in format ``version``."""
 
-    def __init__(self, objects: ObjectStore, prefix: str = "manifests") -> None:
-        self._objects, self._prefix = objects, prefix
+    def __init__(self, objects: ObjectStore, prefix: str = "manifests", version: int = FORMAT) -> None:
+        self._objects, self._prefix, self._version = objects, prefix, version
         self._pattern = re.compile(re.escape(prefix) + r"/(\d{20})\.json")
         #: Number that was asked for last, its name, and the next one's: every snapshot asks for one.
         self._asked = (-1, "", "")
@@ -73,7 +73,7 @@ class ManifestLog:
         integer(1)(n, "number")
         name = self.name_of(n)
         data = self._objects.get(name)
-        body = unseal(data, FORMAT, "manifest", name)
+        body = unseal(data, self._version, "manifest", name)
         if body.get("generation") != n:
             raise CorruptionError(f"it describes generation {body.get('generation')}", file=name)
         return body
@@ -101,7 +101,7 @@ class ManifestLog:
         """
         if body.get("generation") != n:
             raise InputError(f"body of generation {body.get('generation')} committed as {n}; set body['generation']")
-        self._objects.put_if_absent(self.name_of(n), seal(body, FORMAT, "manifest"))
+        self._objects.put_if_absent(self.name_of(n), seal(body, self._version, "manifest"))
         # A writer that stood still while its base was collected finds the number free again.
         if self.floor() > n:
             self.drop(n)

@@ -45,6 +45,22 @@ def verify_generation(generation: Generation, progress: Callable[[int, int], Non
         NewerFormatError: a segment is of a newer thinrow, which is no damage.
         Erased, ObjectNotFound: the generation was revoked, or collected, meanwhile: what is missing is no damage.
     """
+    found = verify_segments(generation, progress)
+    if found:
+        generation.require_live()
+        try:
+            reopen(generation.objects, generation.number)
+        except ObjectNotFound:
+            raise ObjectNotFound(
+                f"generation {generation.number} was collected while it was verified; run again, on the newest"
+            ) from None
+        except CorruptionError:
+            pass
+    return found
+
+
+def verify_segments(generation: Generation, progress: Callable[[int, int], None] | None = None) -> list[Damage]:
+    """As ``verify_generation``, of a generation that nobody collects meanwhile."""
     found: list[Damage] = []
     for number, (bucket, info) in enumerate(generation.segments):
         try:
@@ -61,16 +77,6 @@ def verify_generation(generation: Generation, progress: Callable[[int, int], Non
             found.append(as_damage(e, info.name))
         if progress is not None:
             progress(number + 1, len(generation.segments))
-    if found:
-        generation.require_live()
-        try:
-            reopen(generation.objects, generation.number)
-        except ObjectNotFound:
-            raise ObjectNotFound(
-                f"generation {generation.number} was collected while it was verified; run again, on the newest"
-            ) from None
-        except CorruptionError:
-            pass
     return found
 
 
