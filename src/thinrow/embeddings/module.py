@@ -13,8 +13,8 @@ optimizer takes them. The table is a ``DynamicTable``, of keys on the CPU, or a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,21 +28,15 @@ from thinrow.embeddings.device import DeviceTable
 from thinrow.embeddings.group import TableGroup
 from thinrow.embeddings.shards import Shard
 from thinrow.embeddings.table import DynamicTable
+from thinrow.embeddings.uncompiled import uncompiled
 
 Table = DynamicTable | DeviceTable
 Rows = npt.NDArray[np.int64] | Tensor
 
 _CPU = torch.device("cpu")
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
-def not_compiled(forward: Callable[_P, _R]) -> Callable[_P, _R]:
-    """``forward`` as it is under ``torch.compile``: it changes the table, which no graph can hold."""
-    disabled = torch.compiler.disable(forward, reason="a look-up in an embedding table")  # type: ignore[no-untyped-call]
-    return cast(Callable[_P, _R], disabled)
-
-
+@uncompiled
 class Embedding(torch.nn.Module):
     """Vectors of 64-bit keys. It has no parameters and no ``state_dict``: the table is trained by a sparse optimizer
     and saved by ``table.state()``.
@@ -58,7 +52,6 @@ class Embedding(torch.nn.Module):
         super().__init__()
         self.table = table
 
-    @not_compiled
     def forward(self, keys: Tensor) -> Tensor:
         """``keys`` int64 of any shape -> (*shape, dim) in the table's dtype.
 
@@ -80,6 +73,7 @@ class Embedding(torch.nn.Module):
         return f"dim={self.table.dim}, rows={len(self.table)}"
 
 
+@uncompiled
 class EmbeddingBag(torch.nn.Module):
     """Sums or means of the vectors of bags of keys, which are never written out one by one.
 
@@ -99,7 +93,6 @@ class EmbeddingBag(torch.nn.Module):
             raise InputError(f"mode={mode!r}; it must be 'sum' or 'mean'")
         self.table, self.mode = table, mode
 
-    @not_compiled
     def forward(self, keys: Tensor, bounds: Tensor) -> Tensor:
         """``keys`` (n,) int64 and ``bounds`` (b + 1,) int64 from 0 to n -> (b, dim) in the table's dtype.
 
@@ -122,6 +115,7 @@ class EmbeddingBag(torch.nn.Module):
         return f"dim={self.table.dim}, rows={len(self.table)}, mode={self.mode}"
 
 
+@uncompiled
 class GroupEmbedding(torch.nn.Module):
     """Vectors of keys of several logical tables, in one look-up.
 
@@ -146,7 +140,6 @@ class GroupEmbedding(torch.nn.Module):
         """This rank's part, where the embedding is a ``ShardedEmbedding``."""
         return cast("Shard | None", getattr(self.embedding, "shard", None))
 
-    @not_compiled
     def forward(self, keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Name -> int64 keys of any shape; name -> (*shape, dim). Tables that are not named are not read.
 

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from thinrow.embeddings.module import flat_keys, not_compiled
+from thinrow.embeddings.module import flat_keys
 from thinrow.embeddings.ranks import Ranks
 from thinrow.embeddings.shards import Found, Lookup, Shard
 from thinrow.embeddings.table import DynamicTable
+from thinrow.embeddings.uncompiled import uncompiled
 
 
+@uncompiled
 class ShardedEmbedding(torch.nn.Module):
     """Vectors of 64-bit keys, as ``Embedding``: no parameters, no ``state_dict``, absent keys inserted in training mode
     and zeros in evaluation mode, CPU only.
@@ -47,7 +49,6 @@ class ShardedEmbedding(torch.nn.Module):
         """The table of this rank."""
         return self.shard.table
 
-    @not_compiled
     def forward(self, keys: Tensor) -> Tensor:
         """``keys`` int64 of any shape -> (*shape, dim) in the table's dtype.
 
@@ -69,6 +70,7 @@ class ShardedEmbedding(torch.nn.Module):
         return f"dim={self.table.dim}, rows={len(self.table)} on rank {ranks.rank} of {ranks.size}, {placed}"
 
 
+@uncompiled
 class ShardedEmbeddings(torch.nn.Module):
     """Several ``ShardedEmbedding`` of the same ranks, of any widths, looked up by one exchange."""
 
@@ -78,7 +80,6 @@ class ShardedEmbeddings(torch.nn.Module):
         self.embeddings = torch.nn.ModuleList(embeddings)
         self._lookup = Lookup([e.shard for e in embeddings])
 
-    @not_compiled
     def forward(self, *keys: Tensor) -> tuple[Tensor, ...]:
         """``ShardedEmbedding.forward`` of each, one ``keys`` for each embedding."""
         return tuple(_look_up(self._lookup, keys, self.training))
@@ -108,7 +109,6 @@ class _Spread(torch.autograd.Function):
     """The vectors of all positions; ``anchor``, an empty tensor, only makes autograd call backward."""
 
     @staticmethod
-    @not_compiled
     def forward(ctx: Any, anchor: Tensor, shard: Shard, found: Found) -> Tensor:
         ctx.shard, ctx.keys, ctx.places = shard, found.keys, found.places
         return _spread(found)
