@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 import thinrow
 from thinrow.core.errors import InputError
+from thinrow.dpp.device import OnDevice
 from thinrow.dpp.torch import TorchBatch, TorchLoader
 from thinrow.features import FeaturePlan, Hash, Source
 from thinrow.testing.world import World, make_world
@@ -82,3 +85,43 @@ def test_worker_processes_of_a_dataloader_are_refused(world: World) -> None:
     data = torch.utils.data.DataLoader(reader(world), batch_size=None, num_workers=1, multiprocessing_context="fork")
     with pytest.raises(InputError, match="pass num_workers=0 to the DataLoader"):
         next(iter(data))
+
+
+def picked(batch: TorchBatch) -> dict[str, Any]:
+    return {"item": batch.candidates["item"], "more": [batch.request_ts, (batch.labels["buy"],)]}
+
+
+def test_batches_are_copied_ahead_and_resume_where_they_were_yielded(world: World) -> None:
+    plain = [batch.batch.request_id.tolist() for batch in reader(world)]
+    device = OnDevice(reader(world), "cpu", picked)
+    seen, states = [], []
+    for batch, tensors in device:
+        seen.append(batch.batch.request_id.tolist())
+        states.append(device.state_dict())
+        assert torch.equal(tensors["item"].values, batch.candidates["item"].values)
+        assert torch.equal(tensors["more"][1][0].offsets, batch.labels["buy"].offsets)
+    assert seen == plain
+    assert len(device) == len(plain)
+    for k in (0, 2, len(plain) - 1):
+        resumed = OnDevice(reader(world), "cpu", picked)
+        resumed.load_state_dict(states[k])
+        assert [b.batch.request_id.tolist() for b, _ in resumed] == plain[k + 1 :]
+    broken = OnDevice(reader(world), "cpu", picked)
+    for batch, _ in broken:
+        first = batch.batch.request_id.tolist()
+        break
+    # One more was read, and is not lost.
+    assert [first, *(b.batch.request_id.tolist() for b, _ in broken)] == plain
+
+
+def test_tensors_are_on_the_device(world: World) -> None:
+    for batch, tensors in OnDevice(reader(world), "meta", picked):
+        assert tensors["item"].values.device.type == "meta"
+        assert tensors["more"][0].shape == batch.request_ts.shape
+
+
+def test_bad_devices_and_tensors(world: World) -> None:
+    with pytest.raises(InputError, match="device='gpu'"):
+        OnDevice(reader(world), "gpu", picked)
+    with pytest.raises(InputError, match="a str among the tensors of a batch"):
+        next(iter(OnDevice(reader(world), "cpu", lambda batch: ["x"])))
