@@ -58,7 +58,7 @@ class OnDevice(IterableDataset[tuple[TorchBatch, Any]]):
         """
         if self._state is not None:
             self.loader.load_state_dict(self._state)
-        stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         ready: tuple[TorchBatch, Any, dict[str, Any], Any] | None = None
         for batch in self.loader:
             state = self.loader.state_dict()
