@@ -8,7 +8,7 @@ alone, which a ``ServingTable`` maps.
 from thinrow.checkpoints.background import Background, snapshot
 from thinrow.checkpoints.checkpoint import Checkpoint, has_checkpoints, load, save, steps
 from thinrow.checkpoints.export import commit_export, export, export_shard
-from thinrow.checkpoints.incremental import Incremental
+from thinrow.checkpoints.incremental import Incremental, RankIncremental
 from thinrow.checkpoints.manifest import Version, version_of
 from thinrow.checkpoints.serving_table import ServingTable
 from thinrow.checkpoints.shards import commit, load_shard, save_shard
@@ -17,6 +17,7 @@ __all__ = [
     "Background",
     "Checkpoint",
     "Incremental",
+    "RankIncremental",
     "ServingTable",
     "Version",
     "commit",

@@ -1,4 +1,4 @@
-"""A run's checkpoints with deltas between the full ones, written in the background.
+"""A run's checkpoints with deltas between the full ones, written in the background, by one process or by ranks.
 
 Worked example, a full one after every three deltas::
 
@@ -14,18 +14,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from thinrow.checkpoints.background import Background, snapshot
-from thinrow.checkpoints.checkpoint import save
-from thinrow.checkpoints.manifest import Version, version_of
-from thinrow.core.errors import InputError
+from thinrow.checkpoints.checkpoint import Checkpoint, save
+from thinrow.checkpoints.manifest import Version, name_of, version_of
+from thinrow.checkpoints.shards import commit, save_shard
+from thinrow.core.errors import InputError, StoreError, ThinrowError
+from thinrow.core.routing import Routing
+from thinrow.embeddings.ranks import Ranks
 from thinrow.embeddings.states import prefixed
 from thinrow.embeddings.table import DynamicTable
+
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 class Incremental:
     """Tables must not be replaced (``load_state``) while it is in use."""
+
+    _routing: Routing | None = None
 
     def __init__(
         self,
@@ -34,14 +44,15 @@ class Incremental:
         *,
         deltas: int,
         keep: int | None = None,
-        after: Version | None = None,
+        after: Checkpoint | None = None,
     ) -> None:
         """Args:
         folder: of the run.
         tables: prefix of its tensors -> table.
         deltas: how many are written before the next full one; 0 or more.
         keep: as for ``save``.
-        after: the checkpoint that the tables have just been loaded from, where the first delta may rest on it.
+        after: what the tables have just been loaded from, and not written to since: the first save may be a delta on
+            it.
 
         Raises:
             InputError: ``deltas`` is negative.
@@ -50,7 +61,10 @@ class Incremental:
             raise InputError(f"deltas={deltas}; it must be 0 or more")
         self.folder, self.tables, self.deltas, self.keep = Path(folder), dict(tables), deltas, keep
         self._changes = {prefix: table.track() for prefix, table in tables.items()} if deltas else {}
-        self._base, self._since_full = after, 0
+        # What other shards saved is no base for these.
+        fits = after is not None and after.routing == self._routing
+        self._base = after.version if fits and after is not None else None
+        self._since_full = 0
         self._background = Background()
 
     def save(self, step: int, *, tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
@@ -65,12 +79,18 @@ class Incremental:
         self.wait()
         delta = self._base is not None and self._base.step < step and self._since_full < self.deltas
         arrays = snapshot(tensors)
-        for prefix, table in self.tables.items():
-            arrays |= prefixed(prefix, table.delta(self._changes[prefix]) if delta else table.state())
+        states = {p: t.delta(self._changes[p]) if delta else t.state() for p, t in self.tables.items()}
         for changes in self._changes.values():
             changes.mark()
         base, self._base = self._base if delta else None, None
         self._since_full = self._since_full + 1 if delta else 0
+        self._start(step, arrays, states, meta, base)
+
+    def _start(
+        self, step: int, arrays: Arrays, states: Mapping[str, Arrays], meta: Mapping[str, Any], base: Version | None
+    ) -> None:
+        for prefix, state in states.items():
+            arrays |= prefixed(prefix, state)
         self._background.start(save, self.folder, step, tensors=arrays, meta=meta, keep=self.keep, base=base)
 
     def wait(self) -> Path | None:
@@ -94,3 +114,88 @@ class Incremental:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class RankTable(Protocol):
+    """One rank's part of a table, as ``thinrow.embeddings.shards.Shard``."""
+
+    table: DynamicTable
+    ranks: Ranks
+    whole: bool
+
+
+class RankIncremental(Incremental):
+    """``Incremental`` of tables that are spread over ranks: each writes its rows, rank 0 the rest, whole tables too.
+
+    ``save``, ``wait`` and ``close`` are collective. A checkpoint is there when the ``wait`` after its ``save``, or the
+    next ``save``, has returned: then all ranks have written, and rank 0 has put it in place. What one rank could not do
+    is an error on all of them.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        shards: Mapping[str, RankTable],
+        *,
+        deltas: int,
+        keep: int | None = None,
+        after: Checkpoint | None = None,
+    ) -> None:
+        """Args:
+        shards: prefix -> this rank's part of the table, one at least; all of the same ranks. The rest as
+            ``Incremental``.
+
+        Raises:
+            InputError: ``deltas`` is negative.
+        """
+        self.shards = dict(shards)
+        self.ranks: Ranks = next(iter(shards.values())).ranks
+        self._routing = Routing.even(self.ranks.size)
+        self._pending: dict[str, Any] | None = None
+        tables = {prefix: shard.table for prefix, shard in shards.items()}
+        super().__init__(folder, tables, deltas=deltas, keep=keep, after=after)
+
+    def _start(
+        self, step: int, arrays: Arrays, states: Mapping[str, Arrays], meta: Mapping[str, Any], base: Version | None
+    ) -> None:
+        mine: Arrays = {}
+        for prefix, state in states.items():
+            (arrays if self.shards[prefix].whole else mine).update(prefixed(prefix, state))
+        self._pending = {"step": step, "tensors": arrays, "meta": meta, "base": base}
+        self._background.start(
+            save_shard, self.folder, step, self.ranks.rank, Routing.even(self.ranks.size), tensors=mine
+        )
+
+    def wait(self) -> Path | None:
+        """As ``Incremental.wait``; collective."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        step = pending["step"]
+        self._together(f"shard of {step}", self._background.wait)
+        routing = Routing.even(self.ranks.size)
+        crc = self._together(f"commit of {step}", lambda: self._commit(pending, routing))
+        self._base = Version(step, crc)
+        return self.folder / name_of(step)
+
+    def _commit(self, pending: Mapping[str, Any], routing: Routing) -> int:
+        if self.ranks.rank:
+            return 0
+        return version_of(commit(self.folder, routing=routing, keep=self.keep, **pending)).crc32c
+
+    def _together(self, what: str, call: Any) -> int:
+        """What ``call`` returned on rank 0, once it has on all ranks. Raises StoreError where it failed on another."""
+        failure: ThinrowError | None = None
+        number = 0
+        try:
+            number = call() or 0
+        except ThinrowError as e:
+            failure = e
+        told = np.array([failure is not None, number], np.int64)
+        answers = self.ranks.gather(what, told)
+        if failure is not None:
+            raise failure
+        failed = [rank for rank, answer in enumerate(answers) if answer[0]]
+        if failed:
+            raise StoreError(f"rank {failed[0]} did not save its {what}; its own error says why, save again")
+        return int(answers[0][1])

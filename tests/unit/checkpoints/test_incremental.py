@@ -63,7 +63,7 @@ def train(folder: Path, first: int, done: Any) -> None:
     if first:
         found = load(folder)
         training.table.load_state({n.removeprefix("t."): a for n, a in found.tensors.items() if n.startswith("t.")})
-        after = found.version
+        after = found
     with Incremental(folder, {"t.": training.table}, deltas=3, keep=2, after=after) as saving:
         for number in range(first + 1, first + 10_000):
             training.step(number)
