@@ -180,14 +180,26 @@ def in_place(folder: Path) -> list[int]:
 
 def whole(folder: Path) -> dict[int, set[int]]:
     """Step -> the steps that it rests on and itself, of the checkpoints that look whole, ascending."""
-    out = {}
+    out: dict[int, set[int]] = {}
+    links: dict[int, Manifest] = {}
     for step in in_place(folder):
         try:
-            out[step] = {link.step for link in read(folder / name_of(step)).chain()}
+            found = read(folder / name_of(step))
+            found.check_sizes()
         except NewerFormatError:
             out[step] = {step}
+            continue
         except (CorruptionError, ObjectNotFound):
             continue
+        # A base is earlier, so it has been looked at.
+        below = None if found.base is None else links.get(found.base.step)
+        if found.base is None:
+            out[step] = {step}
+        elif below is not None and (below.version, below.routing) == (found.base, found.routing):
+            out[step] = {step, *out[below.step]}
+        else:
+            continue
+        links[step] = found
     return out
 
 

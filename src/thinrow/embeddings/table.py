@@ -388,6 +388,10 @@ class DynamicTable:
             state[ROW_STATE + name] = blocks.to_array()
         return state | self._constants()
 
+    def state_names(self) -> list[str]:
+        """What ``state`` would have now, sorted, without copies of the rows."""
+        return sorted({"keys", "values", *(ROW_STATE + name for name in self._row_state), *self._constants()})
+
     def _constants(self, row_states: bool = True) -> dict[str, npt.NDArray[Any]]:
         """Of ``state``, what is not row by row."""
         scalars = np.array(self.dim), np.array(self.seed), np.array(self.init_scale)

@@ -15,11 +15,12 @@ from thinrow.models.dlrm import DLRM, DLRMConfig
 from thinrow.models.hstu import HSTUConfig, HSTURanker
 from thinrow.models.inputs import InputSpec, RankerInputs
 from thinrow.models.saved import SavedRanker
-from thinrow.models.spec import MODELS, RankerSpec, saved
+from thinrow.models.spec import MODELS, TABLE, RankerSpec, saved, weights_of
 
 __all__ = [
     "DLRM",
     "MODELS",
+    "TABLE",
     "DLRMConfig",
     "HSTUConfig",
     "HSTURanker",
@@ -28,4 +29,5 @@ __all__ = [
     "RankerSpec",
     "SavedRanker",
     "saved",
+    "weights_of",
 ]

@@ -30,7 +30,8 @@ ModelConfig = HSTUConfig | DLRMConfig
 #: Name in a checkpoint -> configuration and module.
 MODELS: dict[str, tuple[type[Any], type[nn.Module]]] = {"hstu": (HSTUConfig, HSTURanker), "dlrm": (DLRMConfig, DLRM)}
 
-_MODEL, _TABLE = "model.", "table."
+#: Prefixes of a checkpoint's tensors.
+_MODEL, TABLE = "model.", "table."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class RankerSpec:
         """
         module, table = self.build()
         try:
-            table.load_state({n.removeprefix(_TABLE): t for n, t in tensors.items() if n.startswith(_TABLE)})
+            table.load_state({n.removeprefix(TABLE): t for n, t in tensors.items() if n.startswith(TABLE)})
         except InputError as e:
             raise CheckpointMismatch(f"the checkpoint's table is not that of this model: {e}") from e
         weights = {n.removeprefix(_MODEL): tensor(t) for n, t in tensors.items() if n.startswith(_MODEL)}
@@ -176,5 +177,9 @@ class RankerSpec:
 
 def saved(module: nn.Module, table: DynamicTable) -> dict[str, npt.NDArray[Any]]:
     """The weights of both under the names that ``RankerSpec.restore`` reads."""
-    weights = {f"{_MODEL}{n}": t.detach().numpy() for n, t in module.state_dict().items()}
-    return weights | {f"{_TABLE}{n}": a for n, a in table.state().items()}
+    return weights_of(module) | {f"{TABLE}{n}": a for n, a in table.state().items()}
+
+
+def weights_of(module: nn.Module) -> dict[str, npt.NDArray[Any]]:
+    """Of these, the module's; they share its memory."""
+    return {f"{_MODEL}{n}": t.detach().numpy() for n, t in module.state_dict().items()}

@@ -41,7 +41,8 @@ class TrainConfig:
         sparse_lr: learning rate of the table's optimizer.
         sparse_optimizer: "adagrad", "rowwise_adagrad", "adam", "adamw" or "sgd" (``thinrow.embeddings``).
         checkpoint_every: steps between checkpoints.
-        keep: checkpoints that are kept, the newest ones.
+        deltas: checkpoints after a full one that hold only the rows that changed since the one before.
+        keep: checkpoints that are kept, the newest ones, beside those that they rest on.
     """
 
     ranker: RankerSpec
@@ -55,12 +56,15 @@ class TrainConfig:
     sparse_lr: float = 0.05
     sparse_optimizer: str = "adagrad"
     checkpoint_every: int = 200
+    deltas: int = 0
     keep: int = 2
 
     def __post_init__(self) -> None:
         for name in (*_POSITIVE, "keep"):
             if not 1 <= getattr(self, name) < 1 << 31:
                 raise InputError(f"{name}={getattr(self, name)}; it must be from 1 to 2^31 - 1")
+        if not 0 <= self.deltas < 1 << 31:
+            raise InputError(f"deltas={self.deltas}; it must be from 0 to 2^31 - 1")
         for name in ("dense_lr", "sparse_lr"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name}={getattr(self, name)}; it must be above 0 and finite")
@@ -78,7 +82,9 @@ class TrainConfig:
         """A JSON-ready dict; ``from_dict`` reverses it."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain |= {"ranker": self.ranker.to_dict(), "rows": dataclasses.asdict(self.rows)}
-        # Checkpoints of versions without budgets say nothing of one.
+        # Checkpoints of versions without deltas and budgets say nothing of them.
+        if not self.deltas:
+            del plain["deltas"]
         budget = plain.pop("budget")
         return plain if budget is None else plain | {"budget": dataclasses.asdict(budget)}
 

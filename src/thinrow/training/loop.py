@@ -8,6 +8,7 @@ step that learns from it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thinrow.checkpoints import Checkpoint, has_checkpoints, load, save
+from thinrow.checkpoints import Checkpoint, Incremental, has_checkpoints, load
 from thinrow.core.errors import CheckpointMismatch, InputError, ObjectNotFound, StoreNotFound
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.client import Loader, Pinnable, loader
@@ -28,7 +29,7 @@ from thinrow.dpp.engines import EngineChoice, EngineName
 from thinrow.examples.table import ExampleTable
 from thinrow.history.archive.generation import Generation
 from thinrow.jagged.torch import JaggedTensor
-from thinrow.models import RankerInputs, SavedRanker, saved
+from thinrow.models import TABLE, RankerInputs, SavedRanker, weights_of
 from thinrow.schema import ExampleSchema
 from thinrow.training.config import SPARSE_OPTIMIZERS, TrainConfig
 from thinrow.training.log import StepLog, cut_log
@@ -105,6 +106,8 @@ class Trainer:
         self._inputs = spec.inputs
         self._make_optimizers()
         self.progressive = ProgressiveNE()
+        #: What the table was loaded from, and no step has changed yet; without its tensors.
+        self._resumed: Checkpoint | None = None
 
     def _open(self, snapshot_id: int | None) -> None:
         config = self.config
@@ -153,7 +156,7 @@ class Trainer:
         waited = self.loader.stats.waited_s
         self.module.train()
         step = saved = int(self.loader.state_dict()["t"]) + 1
-        with StepLog(out) as log:
+        with self._saving(out) as saving, StepLog(out) as log:
             for batch in self._batches(stop):
                 record = self.step(batch)
                 result.losses.append(record["loss"])
@@ -163,18 +166,18 @@ class Trainer:
                 log.write(record)
                 step, total = batch.t + 1, self.loader.n_batches
                 last = step == total or stop.is_set() or (stop_after is not None and step >= stop_after)
-                if out is not None and (last or step % self.config.checkpoint_every == 0):
+                if saving is not None and (last or step % self.config.checkpoint_every == 0):
                     log.sync()
-                    self.save(out, step)
+                    self.save(saving, step)
                     saved = step
                 if on_step is not None:
                     on_step(step, total, record)
                 if last:
                     break
-            if out is not None and step > saved:
+            if saving is not None and step > saved:
                 # That it was the last step was not known yet when it was taken.
                 log.sync()
-                self.save(out, step)
+                self.save(saving, step)
         self.loader.close()
         result.steps = int(self.loader.state_dict()["t"]) + 1
         result.ne = self.progressive.value
@@ -206,8 +209,16 @@ class Trainer:
         """What the model reads of a batch."""
         return RankerInputs(self._inputs, batch.histories, batch.features, batch.request_ts)
 
-    def save(self, out: Path, step: int) -> Path:
-        """Write a checkpoint: weights, table, both optimizers, and where the reader stands."""
+    def _saving(self, out: Path | None) -> contextlib.AbstractContextManager[Incremental | None]:
+        """What writes checkpoints while training goes on, and is done with them when it is left."""
+        if out is None:
+            return contextlib.nullcontext()
+        after, self._resumed = self._resumed, None
+        config = self.config
+        return Incremental(out, {TABLE: self.embeddings}, deltas=config.deltas, keep=config.keep, after=after)
+
+    def save(self, saving: Incremental, step: int) -> None:
+        """Begin to write a checkpoint: weights, table, both optimizers, and where the reader stands."""
         config = self.config
         meta = SavedRanker.meta(config.ranker, self.generation.schema, self.example_schema) | {
             "train": config.to_dict(),
@@ -216,9 +227,9 @@ class Trainer:
             "reader": self.loader.state_dict(),
             "progressive": self.progressive.state(),
         }
-        tensors = saved(self.module, self.embeddings) | optimizer_tensors(self.dense)
-        meta["tensors"] = sorted(tensors)
-        return save(out, step, tensors=tensors, meta=meta, keep=config.keep)
+        tensors = weights_of(self.module) | optimizer_tensors(self.dense)
+        meta["tensors"] = sorted([*tensors, *(TABLE + name for name in self.embeddings.state_names())])
+        saving.save(step, tensors=tensors, meta=meta)
 
     def resume(self, out: Path) -> int:
         """Go on from the newest checkpoint under ``out``; returns its step. The losses that follow are those of a run
@@ -247,6 +258,7 @@ class Trainer:
         self._make_optimizers()
         load_optimizer(self.dense, checkpoint.tensors)
         self.progressive = ProgressiveNE.from_state(meta["progressive"])
+        self._resumed = dataclasses.replace(checkpoint, tensors={})
         cut_log(out, checkpoint.step)
         return checkpoint.step
 

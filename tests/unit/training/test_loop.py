@@ -67,11 +67,11 @@ def test_it_learns_what_the_world_is_made_of(world: World, name: str) -> None:
 
 
 @both
-@pytest.mark.parametrize("stop", [1, 4, 8])
+@pytest.mark.parametrize(("stop", "deltas"), [(1, 0), (4, 2), (8, 9)])
 def test_a_run_resumed_at_a_checkpoint_has_the_losses_of_one_that_was_not_interrupted(
-    world: World, name: str, stop: int, tmp_path: Path
+    world: World, name: str, stop: int, deltas: int, tmp_path: Path
 ) -> None:
-    config = world_config(name, checkpoint_every=1)
+    config = world_config(name, checkpoint_every=1, deltas=deltas)
     _, whole = run(world, config, out=tmp_path / "whole")
     with world.store() as store, world.table() as table:
         Trainer(config, store, table).run(tmp_path / "part", stop_after=stop)
