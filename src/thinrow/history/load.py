@@ -39,7 +39,7 @@ from thinrow.history.buckets import (
 )
 from thinrow.history.bulk.merge import BucketParts, Numbers
 from thinrow.history.bulk.runs import Run, read_runs
-from thinrow.history.bulk.source import Source, StreamSource, open_source
+from thinrow.history.bulk.source import Source, StreamSource, difference, open_source
 from thinrow.history.bulk.state import BucketDone, LoadFolder, load_folder
 from thinrow.history.engines import BucketEngine
 from thinrow.history.recent.tier import RecentTier
@@ -106,7 +106,8 @@ def bulk_load(archive: Archive, recent: RecentTier, source: Any, options: LoadOp
     Where the schema or the number of buckets changes meanwhile, a table or files are read anew.
 
     Raises:
-        InputError and its kinds: a bad row, named with its file; nothing has been changed.
+        InputError and its kinds: a bad row, named with its file; nothing has been changed. Or the load that ``load_id``
+            names was begun with another input.
         SchemaError: the schema or the buckets changed while a stream was read, or three times; nothing was loaded.
         StoreError: the disk refused, or another process is at this load. What is complete is kept for the next try.
         CommitConflict: other writers won twenty times in a row.
@@ -151,15 +152,18 @@ class _Load:
             self._folder.sweep()
             return CompactReport(**done)
         base = self._archive.pin()
-        job = {"load": self._options.load_id, "schema": self._schema.to_dict(), "n_buckets": base.n_buckets}
         committed = self._committed()
         if committed is not None:
             return committed
-        # Of another schema, or number of buckets, only a load that was committed is of use.
-        if self._named and self._folder.get("job") != job:
-            self._folder.clear()
-            self._folder.put("job", job)
-        runs = self._read(base.n_buckets)
+        if self._named:
+            self._begin(base.n_buckets)
+        try:
+            runs = self._read(base.n_buckets)
+        except InputError:
+            # What the input was changed to is another one, and may have its name.
+            if self._named:
+                self._folder.put("refused", {})
+            raise
         # What is written from here on is no garbage, however long it takes; nor is what an earlier try has written.
         since_ms = 0 if self._named else None
         with self._options.alone, self._archive.writing("a bulk load", since_ms=since_ms):
@@ -168,6 +172,33 @@ class _Load:
             except CommitConflict:
                 self._abandon(self._archive.pin())
                 raise
+
+    def _begin(self, n_buckets: int) -> None:
+        """Go on with what the folder has, where it is of this job; else begin anew.
+
+        Raises:
+            InputError: the folder has a load of another input, part of which would be taken for one of this.
+        """
+        job = {"load": self._options.load_id, "schema": self._schema.to_dict(), "n_buckets": n_buckets}
+        held, about = self._folder.get("job"), self._source.about
+        begun = held.pop("source", None) if held else None
+        # Of another schema, or number of buckets, only a load that was committed is of use.
+        if held == job:
+            if begun is not None:
+                found = difference(begun, about)
+            elif self._source.identity in (None, self._options.load_id):
+                found = None
+            else:
+                found = "an earlier thinrow began it, and did not note its files"
+            if found is None:
+                return
+            if self._folder.get("refused") is None:
+                raise InputError(
+                    f"load_id {self._options.load_id!r} was begun with another input: {found}; give it that one to go "
+                    f"on, take another load_id, or delete {self._folder.path} to begin anew"
+                )
+        self._folder.clear()
+        self._folder.put("job", {**job, "source": about})
 
     def _committed(self) -> CompactReport | None:
         """The end of a load that was killed after its commit."""

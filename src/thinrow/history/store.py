@@ -313,14 +313,15 @@ class HistoryStore:
             source: a table, a ``pa.RecordBatchReader`` or other iterable of record batches, or Parquet and Arrow
                 files: a path, a folder, a pattern, a list of paths.
             load_id: names the input, so that a killed load goes on and one that is done is not done again (the report
-                of the first comes back). Files have a name without it: their paths, sizes and times of change.
+                of the first comes back). It is of one input: to go on with another one is refused. Files have a name
+                without it: their paths, sizes and times of change.
             work_dir: for sorted runs, about as large as the input in memory; default: ``loads`` in the store.
             memory_bytes: aimed at, on top of some 300 MB for interpreter, libraries and index.
             engine: "local", or "ray" on a cluster whose nodes all reach store and ``work_dir`` under their paths.
 
         Raises:
-            InputError: as ``append``, with the file; nothing has been changed. Or the schema has event ids, whose
-                uniqueness only the recent tier can hold.
+            InputError: as ``append``, with the file; nothing has been changed. Or ``load_id`` was begun with another
+                input, or the schema has event ids, whose uniqueness only the recent tier can hold.
             StoreError: the disk refused, or another process is at this load; what is done is kept for the next try.
             CommitConflict: other writers won twenty times in a row.
         """

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -46,6 +47,11 @@ class Source(Protocol):
         ...
 
     @property
+    def about(self) -> dict[str, Any]:
+        """What is known of this input before it is read, as JSON: files, sizes and times, or columns of a stream."""
+        ...
+
+    @property
     def n_rows(self) -> int | None:
         """Rows in all, where that is known before."""
         ...
@@ -72,7 +78,7 @@ def open_source(source: Any) -> Source:
     if isinstance(source, Sequence) and source and all(isinstance(s, (str, Path)) for s in source):
         return FileSource(_files(source))
     if isinstance(source, (pa.RecordBatchReader, Iterable)) and not isinstance(source, (dict, bytes)):
-        return StreamSource(iter(source))
+        return StreamSource(iter(source), source.schema if isinstance(source, pa.RecordBatchReader) else None)
     raise InputError(
         f"events are a {type(source).__name__}; pass a pyarrow.Table, a RecordBatchReader, record batches, or paths of "
         "Parquet or Arrow files"
@@ -87,6 +93,7 @@ class TableSource:
     def __init__(self, table: pa.Table) -> None:
         self._table = table
         self.n_rows: int | None = table.num_rows
+        self.about = _stream(table.schema)
 
     def chunks(self, after: int, columns: Sequence[str], rows: int) -> Iterator[Chunk]:
         """See ``Source.chunks``. An empty table is one chunk, so that its columns are checked."""
@@ -100,8 +107,9 @@ class StreamSource:
     identity: str | None = None
     n_rows: int | None = None
 
-    def __init__(self, batches: Iterator[Any]) -> None:
+    def __init__(self, batches: Iterator[Any], schema: pa.Schema | None = None) -> None:
         self._batches = batches
+        self.about = _stream(schema)
 
     def chunks(self, after: int, columns: Sequence[str], rows: int) -> Iterator[Chunk]:
         """See ``Source.chunks``."""
@@ -126,6 +134,7 @@ class FileSource:
         self.n_rows: int | None = sum(self._rows)
         stats = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
         self.identity: str | None = hashlib.sha256(repr(stats).encode()).hexdigest()[:32]
+        self.about: dict[str, Any] = {"files": [list(s) for s in stats]}
 
     def chunks(self, after: int, columns: Sequence[str], rows: int) -> Iterator[Chunk]:
         """See ``Source.chunks``."""
@@ -136,6 +145,42 @@ class FileSource:
             for first, table in _tables(path, after, columns, rows):
                 yield Chunk(table, str(path), first)
             after = 0
+
+
+def _stream(schema: pa.Schema | None) -> dict[str, Any]:
+    """A table, too, is of no use from its middle, and read from its begin."""
+    return {"columns": None if schema is None else [[f.name, str(f.type)] for f in schema]}
+
+
+def difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """What tells the input ``now`` from the one that a load was begun with, both as ``Source.about``; None where
+    nothing does."""
+    if begun.keys() != now.keys():
+        kinds = ["files" if "files" in about else "a stream or table" for about in (begun, now)]
+        return f"that was {kinds[0]}, this is {kinds[1]}"
+    if "files" not in now:
+        old, new = begun["columns"], now["columns"]
+        if old == new or old is None or new is None:
+            return None
+        return f"its columns were {_shown(old)}; now they are {_shown(new)}"
+    before, after = ({path: (size, ns) for path, size, ns in about["files"]} for about in (begun, now))
+    for path in (*before, *after):
+        if path not in after:
+            return f"{path} was one of its files, and is none now"
+        if path not in before:
+            return f"{path} is new among its files"
+        if before[path] != after[path]:
+            (size, ns), (new_size, new_ns) = before[path], after[path]
+            return f"{path} had {size} bytes, changed {_time(ns)}; now it has {new_size}, changed {_time(new_ns)}"
+    return None if begun["files"] == now["files"] else f"its {len(after)} files come in another order now"
+
+
+def _shown(columns: list[list[str]]) -> str:
+    return ", ".join(f"{name} ({dtype})" for name, dtype in columns) or "none"
+
+
+def _time(ns: int) -> str:
+    return str(np.datetime64(ns, "ns"))
 
 
 def arrow_schema(sources: Sequence[str | Path]) -> pa.Schema:

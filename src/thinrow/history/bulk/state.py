@@ -3,10 +3,12 @@
 ::
 
     <work>/<load>/
-      job.json             what is loaded into what; another job of that name begins anew
+      job.json             what is loaded into what: input, schema, buckets; of another input it is refused, of another
+                           schema it begins anew
       run-00003.arrow      sorted rows, with run-00003.arrow.users; complete where run-00003.json is
       run-00003.json       rows of each bucket, and rows of the input up to here
       input.json           the input has been read to its end
+      refused.json         the input had a bad row: what it is changed to may take its place
       numbers-00007.arrow  arrival numbers of a bucket's users
       bucket-00007.json    the bucket's segment is written
       commit.json          which generation is about to be committed
