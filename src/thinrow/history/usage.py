@@ -12,6 +12,7 @@ Worked example: two processes, the first writes ``{"5": {"2026-11": {"requests":
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import ObjectStore
 from thinrow.storage.sealed import seal, unseal
 
+_log = logging.getLogger(__name__)
+
 FORMAT = 1
 FLUSH_MS = 60_000
 _FOLDER, _SUMS = "usage/", "usage-sums"
@@ -41,7 +44,7 @@ Usage = dict[str, dict[str, dict[str, int]]]
 
 
 class UsageRecorder:
-    """Counts the reads of one process; safe for threads. Stops by itself where the store takes no writes."""
+    """Counts the reads of one process; safe for threads. What a store does not take is kept for the next flush."""
 
     def __init__(self, objects: ObjectStore, clock: Clock = system_clock) -> None:
         self._objects, self._clock = objects, clock
@@ -51,14 +54,15 @@ class UsageRecorder:
         self._sums: dict[int, list[int]] = {}
         self._hour = 0, 0
         self._since = clock()
-        self._enabled = True
+        #: One flush at a time, so that the last one, when a store is closed, has what one before could not write.
+        self._flushing = threading.Lock()
+        #: Of a file whose writing failed: it may be there all the same, and the next try is to take its place.
+        self._refused: str | None = None
 
     def add(self, column_bytes: Mapping[int, int], requests: int, events: int) -> None:
         """Count one batch: ``requests`` that were given ``events`` events with these columns (id -> bytes)."""
         now = self._clock()
         with self._lock:
-            if not self._enabled:
-                return
             if not self._hour[0] <= now < self._hour[1]:
                 self._end_hour(now)
             for column, size in column_bytes.items():
@@ -87,18 +91,31 @@ class UsageRecorder:
         self._hour = hour, hour + _HOUR_MS
 
     def flush(self) -> None:
-        """Write what was counted since the last time; nothing where that is nothing, or the store takes no writes."""
-        with self._lock:
-            self._end_hour(self._hour[0])
-            counts, self._counts = self._counts, {}
-        if not counts:
-            return
-        try:
-            self._objects.put(f"{_FOLDER}{secrets.token_hex(8)}.json", seal({"columns": counts}, FORMAT, "usage"))
-            if len(self._objects.list(_FOLDER)) > _MAX_FILES:
-                _sum_up(self._objects)
-        except (StoreError, OSError):
-            self._enabled = False
+        """Write what was counted since the last time; nothing where that is nothing.
+
+        What the store does not take now is kept for the next time.
+        """
+        with self._flushing:
+            with self._lock:
+                self._end_hour(self._hour[0])
+                counts, self._counts = self._counts, {}
+            if not counts:
+                return
+            name = self._refused or f"{_FOLDER}{secrets.token_hex(8)}.json"
+            try:
+                self._objects.put(name, seal({"columns": counts}, FORMAT, "usage"))
+            except (StoreError, OSError) as e:
+                with self._lock:
+                    _add(self._counts, counts)
+                if self._refused is None:
+                    _log.warning("what was read could not be noted, and is kept for the next try: %s", e)
+                self._refused = name
+                return
+            self._refused = None
+            # Whoever adds a file the next time sums up as well.
+            with suppress(StoreError, OSError):
+                if len(self._objects.list(_FOLDER)) > _MAX_FILES:
+                    _sum_up(self._objects)
 
 
 def read_usage(objects: ObjectStore) -> Usage:

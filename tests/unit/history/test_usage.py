@@ -102,3 +102,41 @@ def test_a_store_that_takes_no_writes_is_read_all_the_same(monkeypatch: pytest.M
     recorder.add({1: 1}, 1, 1)
     recorder.flush()
     assert read_usage(objects) == {}
+
+
+def test_what_could_not_be_written_is_written_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects, now = MemoryObjects(), [NOVEMBER]
+    real, fails = objects.put, [True]
+
+    def put(name: str, data: bytes) -> None:
+        if fails[0] is True:
+            raise StoreError("503 once")
+        real(name, data)
+        if fails[0] is None:
+            raise StoreError("the answer was lost")
+
+    monkeypatch.setattr(objects, "put", put)
+    recorder = UsageRecorder(objects, lambda: now[0])
+    # Not written, written without an answer, written.
+    for fails[0] in (True, None, False):
+        recorder.add({1: 10}, requests=2, events=5)
+        recorder.flush()
+    (figures,) = read_usage(objects)["1"].values()
+    assert figures == {"batches": 3, "requests": 6, "events": 15, "bytes": 30, "last_ms": NOVEMBER}
+    recorder.flush()
+    assert len(objects.list("usage/")) == 1
+
+
+def test_a_sum_that_fails_counts_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = MemoryObjects()
+    recorder = UsageRecorder(objects, lambda: NOVEMBER)
+
+    def refuse(*_: Any) -> None:
+        raise StoreError("503")
+
+    monkeypatch.setattr(objects, "list", refuse)
+    for _ in range(3):
+        recorder.add({1: 10}, requests=2, events=5)
+        recorder.flush()
+    monkeypatch.undo()
+    assert read_usage(objects)["1"]["2025-11"]["batches"] == 3
