@@ -48,6 +48,9 @@ class KeyIndex:
         rows: Ints = kernel("find_keys")(self._slots, wanted)
         if not insert or rows.min(initial=0) >= 0:
             return rows
+        if most is not None:
+            # What was saved under a larger budget, or joined from several shards, may have more rows already.
+            most = max(most, self._n)
         at = 0
         while at < len(wanted):
             at, self._n = kernel("insert_keys")(self._slots, self._keys[:most], self._n, wanted, rows, at)

@@ -60,6 +60,8 @@ class Shard:
         Raises:
             InputError: the table holds keys of another shard, is whole and has a budget, or ``wire`` is unknown.
         """
+        if not isinstance(table, DynamicTable):
+            raise InputError(f"a {type(table).__name__} over ranks; ranks share rows of a DynamicTable")
         self.table, self.ranks, self.whole = table, ranks, whole
         self.wire = table.dtype.name if wire is None else wire
         if self.wire not in WIRES:

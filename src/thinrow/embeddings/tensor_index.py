@@ -20,7 +20,7 @@ class TensorIndex:
     """The row number of every 64-bit key. Rows are numbered in order of first insertion."""
 
     def __init__(self, device: torch.device, most: int | None = None) -> None:
-        """``most``: rows that there may ever be; None for any number."""
+        """``most``: rows up to which keys are inserted; None for any number."""
         self._most = most
         self._of_row = RowTensor(1, "int64", device, fill=None, most=most)
         nothing = torch.empty(0, dtype=torch.int64, device=device)
@@ -51,7 +51,8 @@ class TensorIndex:
             rows[absent] = torch.where(new < most, new, -1)
             if len(self) + len(keys) > most:
                 keys, numbers = keys[numbers < most], numbers[numbers < most]
-            self._add(keys, numbers)
+            if len(keys):
+                self._add(keys, numbers)
         return rows
 
     def _add(self, keys: Tensor, rows: Tensor) -> None:

@@ -32,7 +32,7 @@ class RowTensor:
         fill: float | None = 0.0,
         most: int | None = None,
     ) -> None:
-        """``most``: rows that there may ever be; None for any number."""
+        """``most``: rows beyond which it has no room to spare; None for any number."""
         self.width, self.dtype, self.fill = width, np.dtype(dtype), fill
         self._most, self._n = most, 0
         capacity = _MIN_ROWS if most is None else min(_MIN_ROWS, most)
@@ -49,8 +49,9 @@ class RowTensor:
     def grow(self, n_rows: int) -> None:
         """Grow to ``n_rows`` rows, at least as many as now; new ones hold ``fill``."""
         if n_rows > len(self.blocks):
-            capacity = max(n_rows, 2 * len(self.blocks))
-            larger = self.blocks.new_empty((capacity if self._most is None else min(capacity, self._most), self.width))
+            double = 2 * len(self.blocks)
+            capacity = max(n_rows, double if self._most is None else min(double, self._most))
+            larger = self.blocks.new_empty((capacity, self.width))
             larger[: self._n] = self.rows
             self.blocks = larger
         if self.fill is not None:

@@ -14,6 +14,7 @@ from thinrow.embeddings import (
     Embedding,
     EmbeddingBag,
     GroupEmbedding,
+    ShardedEmbedding,
     SparseAdagrad,
     SparseAdam,
     SparseRowWiseAdagrad,
@@ -207,10 +208,38 @@ def test_what_a_device_cannot_take():
             DeviceTable.from_state(DynamicTable(2, budget=budget).state())
     with pytest.raises(InputError, match=r"they must be int64 on the CPU"):
         Embedding(table)(torch.empty(1, dtype=torch.int64, device="meta"))
+    with pytest.raises(InputError, match="a DeviceTable over ranks"):
+        ShardedEmbedding(table, None)
     full = DeviceTable(2, budget=Budget(max_rows=4))
     full.add_gradient(full.rows(int64(1), insert=True), torch.ones(1, 2))
     with pytest.raises(InputError, match="step the optimizer first"):
         full.make_room()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_beyond_its_budget_takes_no_key_until_it_has_made_room(kind):
+    saved = DynamicTable(2)
+    saved.rows(np.arange(1500), insert=True)
+    state = saved.state() | {"budget": Budget(max_rows=40).to_bytes(), "step": np.array(0)}
+    given = np.asarray if kind is DynamicTable else torch.from_numpy
+    table = kind.from_state(state)
+    assert table.rows(given(np.arange(1498, 1502)), insert=True).tolist() == [1498, 1499, -1, -1]
+    # With these it would be beyond the index too.
+    assert (table.rows(given(np.arange(1500, 4000)), insert=True) == -1).all()
+    assert table.make_room() == 1464
+    assert sorted(table.rows(given(np.arange(9000, 9006)), insert=True).tolist()) == [-1, -1, 36, 37, 38, 39]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_counts_fade_only_where_room_is_needed(kind):
+    given = np.asarray if kind is DynamicTable else torch.from_numpy
+    table = kind(2, budget=Budget(max_rows=8, evict="lfu", max_age=2))
+    usage = []
+    for keys in ([1, 2, 2, 2], [2, 2], np.arange(2, 10)):
+        table.rows(given(np.array(keys)), insert=True)
+        table.make_room()
+        usage.append(sorted(table.row_state("usage", 2, dtype=np.int64).to_array()[:, 0].tolist()))
+    assert usage == [[1, 3], [5], [1, 1, 1, 1, 1, 1, 3]]
 
 
 def test_sums_of_several_calls_that_overflow_name_the_key():
