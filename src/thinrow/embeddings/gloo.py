@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -88,8 +89,6 @@ class GlooRanks(Ranks):
 
     def _swap(self, parts: Sequence[Bytes], sizes: Sequence[int]) -> list[Bytes]:
         received = [parts[p] if p == self.rank else empty(n, np.uint8) for p, n in enumerate(sizes)]
-        if self._lost is not None:
-            raise self._lost
         until = time.monotonic() + self.timeout_s * (1 - _SHARE_FOR_BLAME)
         failed = self._send_and_receive(parts, received, until)
         if failed is not None:
@@ -99,6 +98,8 @@ class GlooRanks(Ranks):
     def _send_and_receive(self, parts: Sequence[Bytes], received: Sequence[Bytes], until: float) -> int | None:
         """Swap with all others; the first of them with whom it failed, or None."""
         group, others = self._group, [p for p in range(self.size) if p != self.rank]
+        if self._lost is not None:
+            raise self._lost
         works = []
         try:
             for start, buffers in ((group.recv, received), (group.send, parts)):
@@ -116,15 +117,15 @@ class GlooRanks(Ranks):
 
     def _give_up(self, peer: int, *, silent: bool) -> RankLost:
         """Say to the others that ``peer`` is lost, find out who really is, and close all connections."""
-        latest = time.monotonic() + self.timeout_s * _SHARE_FOR_BLAME
+        patience_s = self.timeout_s * _SHARE_FOR_BLAME
+        latest = time.monotonic() + patience_s
         me, found, how = self._members[self.rank], self._members[peer], "is silent" if silent else "ended"
-        try:
-            # First, so that who finds the connections of this rank closed finds this.
-            self._reports.set(str(me), f"{found} {how}")
-            found, how = self._to_blame(found, how, latest if silent else 0.0)
-            self._reports.set(f"{me} knows", "")
-        except RuntimeError:
-            found, how = 0, "ended"
+        answers: list[tuple[int, str]] = []
+        # A store whose process is stopped does not answer, and has no timeout.
+        asking = threading.Thread(target=self._ask_reports, args=(found, how, latest, answers), daemon=True)
+        asking.start()
+        asking.join(patience_s)
+        found, how = answers[0] if answers else (0, "is silent" if asking.is_alive() else "ended")
         if found == me:
             text = f"the other ranks gave rank {me}, this one, up: it did not answer within {self.timeout_s:g} s"
         elif how == "ended":
@@ -138,6 +139,16 @@ class GlooRanks(Ranks):
             # The store ends with the process that holds it, in most runs this one.
             self._wait_for([m for m in self._members if m not in (me, found)], latest)
         return lost
+
+    def _ask_reports(self, found: int, how: str, latest: float, answers: list[tuple[int, str]]) -> None:
+        """Report whom this rank has lost; the answer is whom the reports of all blame. None where the store is gone."""
+        me = self._members[self.rank]
+        with contextlib.suppress(RuntimeError):
+            # First, so that who finds the connections of this rank closed finds this.
+            self._reports.set(str(me), f"{found} {how}")
+            # A connection that closed was closed after a report; one that is silent may bring one yet.
+            answers.append(self._to_blame(found, how, latest - 0.1 if how == "is silent" else 0.0))
+            self._reports.set(f"{me} knows", "")
 
     def _to_blame(self, suspect: int, how: str, until: float) -> tuple[int, str]:
         """Follow the reports: whom the suspect lost, and so on, to the one that has lost nobody."""

@@ -110,7 +110,7 @@ class GlooProcesses:
             theirs.close()
             self._pipes.append(ours)
             self.processes.append(process)
-            port = port or ours.recv()
+            port = port or self.result(0)
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +128,10 @@ class GlooProcesses:
 
         Raises:
             EOFError: the process ended.
+            TimeoutError: it has not answered for long.
         """
+        if not self._pipes[rank].poll(2 * PATIENCE_S):
+            raise TimeoutError(f"the process of rank {rank} has not answered for {2 * PATIENCE_S:g} s")
         return self._pipes[rank].recv()
 
     def run(self, n_ranks: int, job: Job, *arguments: Any) -> list[Any]:
