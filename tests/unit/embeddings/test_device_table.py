@@ -81,6 +81,22 @@ def test_modules_train_a_table_of_tensors_as_one_of_arrays():
     assert all(np.array_equal(states[0][name], states[1][name]) for name in states[0])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_batches_that_fill_vectors_and_threads_give_the_same_bits(dtype):
+    rng = np.random.default_rng(1)
+    keys, bounds = rng.zipf(1.2, 9_000) % 3_000, np.append(np.arange(0, 9_000, 7), 9_000)
+    gradient = rng.normal(size=(len(keys), 17)).astype(dtype)
+    host, device = (kind(17, dtype=dtype, init="normal") for kind in KINDS)
+    for make in (SparseSGD, SparseAdagrad, SparseRowWiseAdagrad, SparseAdam):
+        rows, there = host.rows(keys, insert=True), device.rows(torch.from_numpy(keys), insert=True)
+        assert np.array_equal(host.pool(rows, bounds), device.pool(there, torch.from_numpy(bounds)))
+        host.add_gradient(rows, gradient)
+        device.add_gradient(there, torch.from_numpy(gradient))
+        make(host, device, lr=0.1, weight_decay=0.01).step()
+    states = host.state(), device.state()
+    assert all(np.array_equal(states[0][name], states[1][name]) for name in states[0])
+
+
 def test_clipped_steps_are_the_same_to_rounding():
     np.testing.assert_allclose(*(trained(kind(3, seed=4), clip_norm=0.5) for kind in KINDS), rtol=1e-6)
 

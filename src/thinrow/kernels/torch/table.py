@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,7 +121,7 @@ def adagrad_rows(
     gradient = _decayed(held, gradient, decay)
     total = sums[rows] + gradient * gradient
     sums[rows] = total
-    values[rows] = held - lr * (gradient / (total.sqrt() + eps))
+    values[rows] = held - lr * (gradient / (_root(total) + eps))
 
 
 def rowwise_adagrad_rows(
@@ -134,7 +135,7 @@ def rowwise_adagrad_rows(
     # Not by the number itself: a device may multiply by its reciprocal, which rounds twice.
     total = sums[rows] + (squares / width.to(squares.dtype))[:, None]
     sums[rows] = total
-    values[rows] = held - lr * (gradient / (total.sqrt() + eps))
+    values[rows] = held - lr * (gradient / (_root(total) + eps))
 
 
 def adam_rows(
@@ -164,8 +165,8 @@ def adam_rows(
     squares[rows] = square
     left = 1 - _powers(beta1, count)
     rate = (torch.full_like(left, lr) / left).to(gradient.dtype)
-    root = (1 - _powers(beta2, count)).sqrt().to(gradient.dtype)
-    values[rows] = held * (1 - lr * decoupled) - rate * (mean / (square.sqrt() / root + eps))
+    root = _root(1 - _powers(beta2, count)).to(gradient.dtype)
+    values[rows] = held * (1 - lr * decoupled) - rate * (mean / (_root(square) / root + eps))
 
 
 def _decayed(held: Tensor, gradient: Tensor, decay: float) -> Tensor:
@@ -176,6 +177,11 @@ def _sum_in_order(numbers: Tensor, sizes: Tensor, start: float) -> Tensor:
     """(b, width): sums of the next ``sizes[b]`` rows each, added one by one to ``start``, by a thread a number of the
     result: the order, and so the bits, are the same in every run."""
     return torch.segment_reduce(numbers, "sum", lengths=sizes, initial=start, unsafe=True)
+
+
+def _root(x: Tensor) -> Tensor:
+    """Square roots, correctly rounded. On the CPU torch may ask MKL, whose last bit is wrong for one number in 140."""
+    return torch.from_numpy(np.sqrt(x.numpy())) if x.device.type == "cpu" else x.sqrt()
 
 
 def _powers(base: float, exponents: Tensor) -> Tensor:
