@@ -22,7 +22,7 @@ _LONG = {
     *("attention", "ceiling", "dpp", "embedding", "features", "freshness", "ingest", "levels", "load", "passes"),
     *("published_rule", "snapshot", "transport", "balance", "resume", "stall", "projection", "verify"),
     *("affinity", "prefetch", "tenants", "wall", "decoded", "append", "single", "write", "roofline", "ranks"),
-    *("deltas", "exported"),
+    *("deltas", "exported", "device"),
 }
 
 
