@@ -18,7 +18,15 @@ import pyarrow as pa
 from thinrow.core.errors import CommitConflict, DuplicateEventError, InputError, SchemaError
 from thinrow.core.users import Users, bucket_of, plain
 from thinrow.history.archive.generation import Archive, Generation
-from thinrow.history.archive.layout import EVENT_ID, OverlayInfo, SegmentInfo, StoredColumn, key_columns, stored_columns
+from thinrow.history.archive.layout import (
+    EVENT_ID,
+    OverlayInfo,
+    SegmentInfo,
+    StoredColumn,
+    key_columns,
+    overlay_region,
+    stored_columns,
+)
 from thinrow.history.archive.overlay import stripe_parts, write_overlay
 from thinrow.history.archive.reader import ReadStats, RowReader
 from thinrow.history.archive.verify import pieces_alone
@@ -97,6 +105,7 @@ def backfill(
     def attempt() -> BackfillReport:
         base = archive.pin()
         spec = StoredColumn.of(base.schema.column(column))
+        _require_region(base, spec)
         values = _values_of(table, base.schema, column)
         changed = _annotate(archive, base, spec, values, done, progress)
         used = {o.overlay.name for o in done.values() if o.overlay is not None and o.overlay in _named(changed)}
@@ -114,6 +123,17 @@ def backfill(
         except (InputError, CommitConflict):
             _delete_but(archive, done, set())
             raise
+
+
+def _require_region(base: Generation, spec: StoredColumn) -> None:
+    """Raises SchemaError where segments may have a group of the name under which overlays of the column are read."""
+    ever = (*base.schema.columns, *(c for change in base.schema_log for c in change.removed))
+    region = overlay_region(spec.id)
+    if any(c.group == region for c in ever):
+        raise SchemaError(
+            f"column {spec.name!r} cannot be backfilled: the store has a group {region!r}, the name under which its "
+            "overlays would be read; add a column, and backfill that"
+        )
 
 
 def _named(changed: dict[int, list[SegmentInfo]]) -> set[OverlayInfo]:

@@ -113,7 +113,8 @@ def request_times(request_ts: object, n: int) -> npt.NDArray[np.int64]:
         found = np.empty(n, np.int64)
         found.fill(request_ts)
         return found
-    times = np.asarray(request_ts)
+    # An empty list says nothing of its type, and would be one of floats.
+    times = np.empty(0, np.int64) if isinstance(request_ts, list | tuple) and not request_ts else np.asarray(request_ts)
     if times.dtype.kind == "M" and not np.isnat(times).any():
         times = times.astype("datetime64[ms]").view(np.int64)
     if times.dtype.kind not in "iu":

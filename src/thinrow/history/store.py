@@ -66,6 +66,7 @@ from thinrow.history.tiers import forget_tier, new_tier, open_tier
 from thinrow.history.usage import UsageRecorder
 from thinrow.history.verify import verify_recent
 from thinrow.schema import EventSchema, Projection
+from thinrow.schema.event_schema import check_new
 from thinrow.schema.evolution import Evolution, fitting
 from thinrow.storage.cache import DEFAULT_CACHE_BYTES
 from thinrow.storage.garbage import Garbage
@@ -144,9 +145,11 @@ class HistoryStore:
         Raises:
             StoreExists: a store is there.
             InputError: ``n_buckets`` is out of bounds, or ``archive`` or ``recent`` is no such URL.
+            SchemaError: the name of a column or group holds NUL.
             StoreError: the server of recent events does not answer, or is not set to what its URL says.
         """
         path = Path(path)
+        check_new(schema.columns)
         location = None if archive is None else S3Location.parse(archive)
         if cls.exists(path):
             raise StoreExists(f"a store is at {path} already; open it, or choose another path")

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -97,6 +97,18 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     ),
     "nullable": bool,
 }
+
+
+def check_new(columns: Iterable[ColumnSpec]) -> None:
+    """Raises SchemaError where a column that is being made, or its group, has a name that readers need for themselves:
+    what an overlay holds is read as a group "\\0overlay N". Stores that have such a name already open as before."""
+    for column in columns:
+        for what, name in (("column", column.name), ("group", column.group)):
+            if "\0" in name:
+                raise SchemaError(
+                    f"{what} name {name!r} of column {column.name!r} holds the character NUL, which is kept for "
+                    "thinrow's own names; leave it out"
+                )
 
 
 def _check_types(data: Mapping[str, Any]) -> None:
@@ -442,6 +454,7 @@ def _bind(
 ) -> EventSchema:
     import pyarrow.types as t
 
+    check_new(columns)
     needed = [
         user,
         time,

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from thinrow.core.check import integer
 from thinrow.core.errors import SchemaError
-from thinrow.schema.event_schema import ColumnSpec, DType, EventSchema, Trait
+from thinrow.schema.event_schema import ColumnSpec, DType, EventSchema, Trait, check_new
 
 #: dtype -> the dtypes that hold each of its values exactly.
 WIDER: dict[str, tuple[str, ...]] = {
@@ -96,7 +96,7 @@ class Evolution:
 
         Raises:
             SchemaError: a column is unknown, a name is taken, a dtype is not wider, an added column could not be null,
-                no column would be left, or nothing would change.
+                no column would be left, nothing would change, or a new name is none (``check_new``).
         """
         for name in (*self.drop, *self.rename, *self.widen, *self.nullable):
             schema.column(name)
@@ -113,6 +113,8 @@ class Evolution:
         removed, added = (tuple(c for c in s.columns if c not in kept) for s in (schema, new))
         if not removed and not added:
             raise SchemaError(f"schema {schema.schema_id} would not change; add, drop, rename or widen a column")
+        named = {(c.name, c.group) for c in schema.columns}
+        check_new(c for c in added if (c.name, c.group) not in named)
         return new, SchemaChange(new.schema_id, created_ms, removed, added)
 
     def _changed(self, column: ColumnSpec) -> ColumnSpec:

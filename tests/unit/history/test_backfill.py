@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from thinrow.core.errors import CommitConflict, CorruptionError, DuplicateEventError, InputError, SchemaError
+from thinrow.history import store as store_module
 from thinrow.history.archive.generation import Archive
 from thinrow.history.archive.lookup import look_up
 from thinrow.history.archive.verify import verify_generation
@@ -278,3 +279,36 @@ def test_a_bulk_load_that_loses_its_commit_to_a_backfill_keeps_the_values(
     store.bulk_load(more, load_id=load_id)
     check(store, {"score": {i: VALUES["score"](i) for i in items}})
     assert verify_generation(store.pin()) == []
+
+
+def test_a_group_that_is_named_as_overlays_are_is_not_made_and_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier releases made such stores: they open, and a backfill after which they could not be read is refused."""
+    schema = EventSchema(
+        (
+            ColumnSpec(1, "y", Trait.ID, "int64", "z", nullable=True),
+            ColumnSpec(2, "x", Trait.ID_LIST, "int64", "\0overlay 1"),
+        )
+    )
+    with pytest.raises(SchemaError, match=r"group name '\\x00overlay 1' of column 'x'"):
+        HistoryStore.create(tmp_path / "new", schema, 1)
+    assert not HistoryStore.exists(tmp_path / "new")
+    monkeypatch.setattr(store_module, "check_new", lambda columns: None)
+    HistoryStore.create(tmp_path / "old", schema, 1, sync=False).close()
+    monkeypatch.undo()
+    x = pa.array([[31], [32]], pa.list_(pa.int64()))
+    values = pa.table({"user_id": [1], "event_ts": [5], "arrival": [1], "y": [77], "w": [78]})
+    with HistoryStore.open(tmp_path / "old", sync=False) as store:
+        store.append(pa.table({"user_id": [1, 1], "event_ts": [5, 6], "y": [4, 4], "x": x}))
+        store.compact()
+        with pytest.raises(SchemaError, match=r"'y' cannot be backfilled: .*add a column, and backfill that"):
+            store.backfill("y", values)
+        store.evolve(add={"w": {"trait": "id", "dtype": "int64", "group": "z"}})
+        store.backfill("w", values)
+        store.evolve(drop=["x"])
+        with pytest.raises(SchemaError, match=r"'y' cannot be backfilled"):
+            store.backfill("y", values)
+        store.compact(full=True)
+        read = store.to_arrow().read_all()
+        assert (read["y"].to_pylist(), read["w"].to_pylist()) == ([4, 4], [78, None])

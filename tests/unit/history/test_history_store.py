@@ -421,3 +421,17 @@ def test_more_text_than_one_array_holds_is_refused(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(stepwise, "MAX_TEXT", size - 1)
         with pytest.raises(InputError, match=f"{size} bytes of column 'note' at once; {size - 1} at most: read fewer"):
             store.read([1], 2_000)
+
+
+@pytest.mark.parametrize("kind", ["int64", "string"])
+def test_no_requests_are_asked_for_with_empty_lists(tmp_path: Path, kind: str) -> None:
+    with HistoryStore.create(tmp_path / "s", EventSchema((ITEM,), user_kind=kind), 2, sync=False) as store:  # type: ignore[arg-type]
+        store.append(events([("7" if kind == "string" else 7, 5, 1)]))
+        for _ in range(2):
+            for found in (store.snapshot([], []), store.peek((), ())):
+                assert len(found.requests) == 0
+            assert len(store.read([], [], Projection(max_len=3)).histories.lengths()) == 0
+            assert len(reconstruct(store.pin(), store.snapshot([], []).requests).histories.lengths()) == 0
+            store.compact()
+        with pytest.raises(InputError, match="0 request times for 1 users"):
+            store.snapshot(["7"] if kind == "string" else [7], [])

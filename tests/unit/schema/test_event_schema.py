@@ -567,3 +567,12 @@ def test_an_example_dict_of_another_form_is_refused(more: dict[str, Any]) -> Non
 def test_an_example_schema_without_its_parts_is_refused(data: Any) -> None:
     with pytest.raises(SchemaError, match="not an example schema: "):
         ExampleSchema.from_dict(data)
+
+
+def test_a_nul_in_a_name_is_refused() -> None:
+    arrow = pa.schema({"user": pa.int64(), "ts": pa.int64(), "a\0b": pa.int64()})
+    with pytest.raises(SchemaError, match=r"column name 'a\\x00b' .*NUL.*leave it out"):
+        EventSchema.infer(arrow, user="user", time="ts")
+    arrow = pa.schema({"user": pa.int64(), "ts": pa.int64(), "a": pa.int64()})
+    with pytest.raises(SchemaError, match=r"group name '\\x00overlay 1' of column 'a' .*NUL"):
+        EventSchema.infer(arrow, user="user", time="ts", groups={"\0overlay 1": ["a"]})

@@ -140,3 +140,22 @@ def test_the_log_gives_back_every_schema(data: st.DataObject) -> None:
     for old in seen:
         assert set(schema_at(schema, log, old.schema_id).columns) == set(old.columns)
         assert schema_at(schema, log, old.schema_id).schema_id == old.schema_id
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({"add": {"a\0b": NEW}}, "column name"),
+        ({"add": {"a": {**NEW, "group": "\0overlay 1"}}}, "group name"),
+        ({"rename": {"price": "a\0b"}}, "column name"),
+    ],
+)
+def test_names_with_a_nul_are_not_made(asked: dict[str, Any], what: str) -> None:
+    with pytest.raises(SchemaError, match=rf"{what} '.*x00.*NUL.*leave it out"):
+        change(**asked).apply(SCHEMA, (), 7)
+
+
+def test_a_column_that_has_such_a_name_already_may_change() -> None:
+    old = EventSchema((ColumnSpec(1, "price", Trait.NUMERIC, "float32", "\0odd"),))
+    (new,) = change(widen={"price": "float64"}).apply(old, (), 7)[0].columns
+    assert (new.dtype, new.group) == ("float64", "\0odd")

@@ -102,7 +102,7 @@ def stored_columns(schema: EventSchema) -> tuple[StoredColumn, ...]:
 
 
 def overlay_region(column_id: int) -> str:
-    """What a reader calls the region of a column's overlays; no feature group can have this name."""
+    """What a reader calls the region of a column's overlays; no new feature group has this name (``check_new``)."""
     return f"\0overlay {column_id}"
 
 
