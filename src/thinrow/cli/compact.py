@@ -11,10 +11,11 @@ from thinrow.cli.common import progress_bar, store_option
 
 @click.command()
 @store_option
-@click.option("--full", is_flag=True, help="Rewrite every bucket to one segment.")
+@click.option("--full", is_flag=True, help="Leave a single level: rewrite every bucket to one segment.")
 def command(store_path: Path, full: bool) -> None:
     """Move recent events into a new generation of the archive.
 
+    Small segments are merged with what is new, large ones stay, so that a bucket has a few; --full alone leaves one.
     Readers of the old generation are not disturbed. Safe to kill at any moment, and to repeat.
 
     \b

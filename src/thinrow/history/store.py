@@ -340,7 +340,7 @@ class HistoryStore:
     def compact(
         self, *, full: bool = False, progress: Progress | None = None, engine: EngineName | BucketEngine = "local"
     ) -> CompactReport:
-        """Move the recent tier into a new generation. ``full`` leaves one segment a bucket.
+        """Move the recent tier into a new generation. A bucket keeps a few segments; ``full`` alone leaves one.
 
         ``engine`` "ray" writes the buckets on a Ray cluster whose nodes all reach the store under its path.
         """
