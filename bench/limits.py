@@ -3,7 +3,7 @@
 A bar names ratios of one case by a pattern; where several match, the worst of them counts. A bar without a match was
 not measured, and is not met::
 
-    reconstruct  vs_vortex.copies.*.newest_256   at least 10   measured 12.5 (vs_vortex.copies.k20.newest_256)   met
+    reconstruct  vs_vortex.copies.random.newest_256   at least 10   12.5  met
 """
 
 from __future__ import annotations

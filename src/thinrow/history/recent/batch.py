@@ -61,10 +61,6 @@ class Batch:
         found: int | str = self.grouped.users[u : u + 1].tolist()[0]
         return found
 
-    def user_of_rows(self) -> npt.NDArray[np.int64]:
-        """(n,) index into ``grouped.users``."""
-        return np.repeat(np.arange(len(self.grouped.users)), np.diff(self.grouped.offsets))
-
 
 class Fresh:
     """The rows of a batch that are not there yet.

@@ -21,7 +21,6 @@ from thinrow.kernels.numba.jit import intrinsic, njit
 from thinrow.kernels.numba.scalar import mix
 
 I64Array = npt.NDArray[np.int64]
-F64Array = npt.NDArray[np.float64]
 
 _BLOCK = 512
 #: Entries that are compared with every value, many values at once: faster than a search that depends on the value.

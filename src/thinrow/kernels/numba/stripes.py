@@ -46,7 +46,7 @@ from thinrow.core.stripes import (
 )
 from thinrow.kernels.numba.blocks import decode_rows
 from thinrow.kernels.numba.crc import advance_at
-from thinrow.kernels.numba.intrinsics import address, load64, pointer, prefetch, prefetch_range
+from thinrow.kernels.numba.intrinsics import address, load64, pointer, prefetch, prefetch_range, word_at
 from thinrow.kernels.numba.jit import njit
 from thinrow.kernels.numba.nested import LAST_CODEC
 from thinrow.kernels.numba.unpack import sound_width, workspace
@@ -69,11 +69,6 @@ FROM, TO, _STRIPE, _KNOWN, _SEGMENT, _RECORD, _ROWS, _COUNTED, _FRESH, RUN_FIELD
 def bare(array: Array, kind: Any) -> Array:
     """The same memory as an array that counts no references: a view of one counts with a locked instruction."""
     return carray(pointer(array.ctypes.data), array.shape, kind)
-
-
-@njit
-def _word(address: int) -> Any:
-    return load64(carray(pointer(address), (8,), np.uint8), 0)
 
 
 @njit
@@ -106,7 +101,7 @@ def _check_page(row: Array, page: Array) -> Any:
         return False
     if not _crc_is(row[FILE] + begin, size, page[PAGE_CRC]):
         return False
-    head = _word(row[FILE] + begin)
+    head = word_at(row[FILE] + begin)
     count, heap = np.int64(head & np.uint64(0xFFFFFFFF)), np.int64(head >> np.uint64(32))
     return count == page[PAGE_COUNT] and (8 + count * row[RECORD_BYTES] + heap + 7) // 8 * 8 == size
 
@@ -165,7 +160,7 @@ def find_runs(
         else:
             runs[_FRESH, n - 1] += 1
     for k in range(n):
-        runs[_ROWS, k] = np.int64(_word(runs[_RECORD, k]) & np.uint64(0xFFFFFFFF))
+        runs[_ROWS, k] = np.int64(word_at(runs[_RECORD, k]) & np.uint64(0xFFFFFFFF))
     for i in range(len(piece)):
         rows = runs[_ROWS, runs[_STRIPE, i]]
         if rows > MAX_STRIPE_ROWS or runs[TO, i] > rows:
@@ -178,7 +173,7 @@ def _chunk(row: Array, record: int, place: int) -> Any:
     """Whether a chunk lies in its file; its address, bytes and header CRC."""
     if place < 0 or 24 + place * 16 > row[RECORD_BYTES]:
         return False, 0, 0, 0
-    offset, rest = _word(record + 8 + place * 16), _word(record + 16 + place * 16)
+    offset, rest = word_at(record + 8 + place * 16), word_at(record + 16 + place * 16)
     size, limit = rest & np.uint64(0xFFFFFFFF), np.uint64(row[FILE_BYTES])
     if (offset & np.uint64(7)) != np.uint64(0) or offset > limit or size > limit - offset:
         return False, 0, 0, 0
