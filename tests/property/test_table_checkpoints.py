@@ -184,7 +184,7 @@ def test_what_is_loaded_is_what_was_saved(budget, optimizer, calls):
 
 @pytest.mark.slow
 @given(budgets, optimizers, calls)
-@settings(max_examples=1000)
+@settings(max_examples=300)
 def test_what_is_loaded_is_what_was_saved_at_length(budget, optimizer, calls):
     run_calls(budget, optimizer, calls)
 
