@@ -69,7 +69,5 @@ class Changes:
         self._gone.append(keys[~self._new[: self._n][gone]])
         self._new[target] = self._new[source]
         self._changed[target] = True
-        left = self._n - int(gone.sum())
-        self._changed[left : self._n] = False
-        self._new[left : self._n] = False
-        self._n = left
+        # What is noted of rows beyond the end is written over when the table grows again.
+        self._n -= int(gone.sum())
