@@ -23,7 +23,7 @@ from thinrow.checkpoints.background import Background, snapshot
 from thinrow.checkpoints.checkpoint import Checkpoint, save
 from thinrow.checkpoints.manifest import Version, name_of, version_of
 from thinrow.checkpoints.shards import commit, save_shard
-from thinrow.core.errors import InputError, StoreError, ThinrowError
+from thinrow.core.errors import CorruptionError, InputError, StoreError, ThinrowError
 from thinrow.core.routing import Routing
 from thinrow.embeddings.ranks import Ranks
 from thinrow.embeddings.states import prefixed
@@ -77,7 +77,7 @@ class Incremental:
             What the save before it raised; this one is not begun then. InputError where a tensor cannot be stored.
         """
         self.wait()
-        delta = self._base is not None and self._base.step < step and self._since_full < self.deltas
+        delta = self._since_full < self.deltas and self._has_base(step)
         arrays = snapshot(tensors)
         states = {p: t.delta(self._changes[p]) if delta else t.state() for p, t in self.tables.items()}
         for changes in self._changes.values():
@@ -85,6 +85,15 @@ class Incremental:
         base, self._base = self._base if delta else None, None
         self._since_full = self._since_full + 1 if delta else 0
         self._start(step, arrays, states, meta, base)
+
+    def _has_base(self, step: int) -> bool:
+        """Whether a delta of ``step`` has something to rest on; where somebody took it away, the save is full."""
+        if self._base is None or self._base.step >= step:
+            return False
+        try:
+            return version_of(self.folder / name_of(self._base.step)) == self._base
+        except (CorruptionError, StoreError):
+            return False
 
     def _start(
         self, step: int, arrays: Arrays, states: Mapping[str, Arrays], meta: Mapping[str, Any], base: Version | None

@@ -191,6 +191,7 @@ class Trainer:
         labels = JaggedTensor.of(batch.labels[self.config.ranker.label]).values.to(torch.float32)
         record: dict[str, Any] = {"step": batch.t + 1, "loss": 0.0, "examples": len(batch), "candidates": len(labels)}
         record["table_bytes"] = 0
+        self._resumed = None
         if not len(labels):
             return record
         moved = self.embeddings.traffic.total
