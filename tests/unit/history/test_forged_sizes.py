@@ -14,6 +14,7 @@ import pytest
 import thinrow
 from thinrow.core.errors import CorruptionError, StoreError
 from thinrow.core.stripes import PIECE_DTYPE
+from thinrow.history import buckets
 from thinrow.history.archive import window
 from thinrow.history.archive.generation import Archive
 from thinrow.history.reconstruct import reconstruct
@@ -128,6 +129,23 @@ def test_chunks_that_overlap_in_a_bucket(tmp_path: Path) -> None:
     archive = forged(tmp_path, table, EventSchema.infer(table.schema, user="user", time="ts"), forge)
     with pytest.raises(CorruptionError, match=r"chunks of \d+ bytes in a file of \d+"):
         read(archive, [7], Far)
+
+
+def test_a_stripe_in_a_bucket_that_runs_come_back_to_is_no_overlap(tmp_path: Path) -> None:
+    """Two segments of one stripe each, and users who have events in both: a read goes to and fro between them."""
+    item = np.random.default_rng(1).integers(0, 2**60, 40)
+    table = pa.table({"user": np.arange(40) % 20, "ts": np.arange(40), "item": item})
+    schema = EventSchema.infer(table.schema, user="user", time="ts")
+    with thinrow.create(tmp_path / "s", schema, n_buckets=1, sync=False) as store:
+        for half in (table.slice(0, 20), table.slice(20)):
+            store.append(half)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(buckets, "GROWTH", 0)
+                store.compact()
+        logged, wanted = store.snapshot(np.arange(20), 10**6).requests, store.read(np.arange(20), 10**6)
+        assert len(store.pin().segments) == 2
+    far = reconstruct(Archive(Far(tmp_path / "s" / "archive")).pin(), logged)
+    assert far.histories.to_jagged("item").values.tolist() == wanted.histories.to_jagged("item").values.tolist()
 
 
 def test_lists_of_more_elements_than_a_stripe_may_have(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ class Placed:
     Attributes:
         of_run: chunk of each run, -1 where its segment lacks the group.
         position, records, chunk: (C,) place of each chunk's segment in the set, its stripe's record, its own.
+        stripe: (C,) number of each chunk's stripe; one comes again where runs of other stripes lie between.
         files, sizes: names of the files, and their bytes.
         source: (C,) file of each chunk.
         buffers: the mapped files; None where they must be read.
@@ -73,6 +74,7 @@ class Placed:
     position: Ints
     records: npt.NDArray[np.void]
     chunk: npt.NDArray[np.void]
+    stripe: Ints
     files: Sequence[str]
     sizes: Ints
     source: Ints

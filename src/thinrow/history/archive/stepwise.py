@@ -439,10 +439,15 @@ class StepReader:
         offset, length = chunk["offset"].astype(np.int64), chunk["length"].astype(np.int64)
         ends, total = np.cumsum(length), int(length.sum())
         size = {name: s for p in groups.values() for name, s in zip(p.files, p.sizes.tolist(), strict=True)}
-        for name, asked in zip(files, np.bincount(which, length, len(files)).tolist(), strict=True):
-            # Each lies in its file, but chunks that overlap would take more memory than there are bytes.
-            if asked > size[name]:
-                raise CorruptionError(f"chunks of {asked:.0f} bytes in a file of {size[name]}", file=name)
+        asked = np.bincount(which, length, len(files))
+        if (asked > [size[name] for name in files]).any():
+            # Each lies in its file, but chunks that overlap would take more memory than there are bytes. A stripe that
+            # several users share is read as often as runs come back to it, and is no second chunk.
+            once = np.concatenate([_first_of_each(p.position, p.stripe) for p in groups.values()])
+            asked = np.bincount(which[once], length[once], len(files))
+            for name, n_bytes in zip(files, asked.tolist(), strict=True):
+                if n_bytes > size[name]:
+                    raise CorruptionError(f"chunks of {n_bytes:.0f} bytes in a file of {size[name]}", file=name)
         buffer = pool.empty(total // 8 + 1, np.int64).view(np.uint8)[:total]
         self.generation.objects.read_many(list(files), which, offset, length, buffer, ends - length)
         stop = offsets_of([int(p.chunk["length"].sum(dtype=np.int64)) for p in groups.values()])
@@ -464,7 +469,7 @@ class StepReader:
             source = layer.file[position]
             records = self._overlay_records(layer, group, source, number, records, of_run)
         chunk = records["chunks"][np.arange(len(records)), place[position]]
-        return Placed(of_run, position, records, chunk, files, sizes, source, buffers)
+        return Placed(of_run, position, records, chunk, number, files, sizes, source, buffers)
 
     def _fetch_now(self, group: str) -> Chunks:
         """Find or read the chunks of all runs, and check their headers."""
@@ -527,3 +532,10 @@ class StepReader:
             user=plain(self.pieces.users[user]),
             column=column,
         )
+
+
+def _first_of_each(position: Ints, stripe: Ints) -> npt.NDArray[np.bool_]:
+    """Marks the first of those that have the same place of a segment and the same stripe."""
+    first = np.zeros(len(stripe), np.bool_)
+    first[np.unique(np.stack([position, stripe]), axis=1, return_index=True)[1]] = True
+    return first
