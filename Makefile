@@ -52,7 +52,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python scripts/check_sizes.py
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench $(BENCH) --json -

@@ -56,7 +56,9 @@ class OnDevice(IterableDataset[tuple[TorchBatch, Any]]):
         Raises:
             InputError: ``tensors`` gave something that is no tensor.
         """
-        if self._state is not None:
+        if self._state is None:
+            self._state = self.loader.state_dict()
+        else:
             self.loader.load_state_dict(self._state)
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         ready: tuple[TorchBatch, Any, dict[str, Any], Any] | None = None
@@ -110,7 +112,8 @@ def _mapped(found: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(found, Mapping):
         return {name: _mapped(each, change) for name, each in found.items()}
     if isinstance(found, list | tuple):
-        return type(found)(_mapped(each, change) for each in found)
+        changed = [_mapped(each, change) for each in found]
+        return type(found)(*changed) if hasattr(found, "_fields") else type(found)(changed)
     raise InputError(
         f"a {type(found).__name__} among the tensors of a batch; give tensors and JaggedTensor, in dicts, lists and "
         "tuples"

@@ -25,8 +25,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from sqlalchemy.exc import SQLAlchemyError
 
-from thinrow.core.errors import StoreError
+from thinrow.core.errors import StoreError, ThinrowError
 from thinrow.kernels import kernel
 
 FOLDER, LOCK = "decoded", "decoded.lock"
@@ -73,7 +74,7 @@ class DecodedRows:
         size = len(body) + _HEAD.size
         if size > self.max_bytes:
             return False
-        part = self.folder / f".{uuid.uuid4().hex}"
+        part = self.folder / f".tmp-{uuid.uuid4().hex}"
         try:
             self._make_room(size)
             with open(part, "xb") as file:
@@ -119,8 +120,7 @@ def claim(root: Path, max_bytes: int, stands: Callable[[], bool]) -> DecodedRows
     """
     folder = root / FOLDER
     try:
-        with open(root / LOCK, "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _locked(root):
             if not stands():
                 return None
             folder.mkdir(exist_ok=True)
@@ -129,7 +129,8 @@ def claim(root: Path, max_bytes: int, stands: Callable[[], bool]) -> DecodedRows
                 held.append(folder / uuid.uuid4().hex)
                 held[0].mkdir()
             return DecodedRows(held[0], max_bytes)
-    except OSError:
+    except (OSError, ThinrowError, SQLAlchemyError):
+        # Whatever is wrong, a reader without shared rows finds out by itself, or does without.
         return None
 
 
@@ -142,24 +143,41 @@ def nothing_kept(root: Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            lock = stack.enter_context(open(root / LOCK, "ab"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            stack.enter_context(_locked(root))
             _remove(root / FOLDER)
         except OSError as e:
             raise StoreError(f"{root / FOLDER} cannot be removed ({e}); remove it and run again") from e
         yield
 
 
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    # Opened for reading: a lock needs no more, and the file may be another user's.
+    descriptor = os.open(root / LOCK, os.O_RDONLY | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        # Said, not left to closing: a child that was forked meanwhile has the file open, too.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
 def _remove(folder: Path) -> None:
     """Raises OSError where it cannot be done."""
     for attempt in range(_ATTEMPTS):
-        if not folder.exists():
+        entries = list(folder.iterdir()) if folder.exists() else []
+        if not entries:
+            with suppress(OSError):
+                # Where it is a link, or somebody put a file there again, the empty folder does no harm.
+                folder.rmdir()
             return
-        for entry in folder.iterdir():
+        for entry in entries:
+            if entry.is_symlink() or not entry.is_dir():
+                entry.unlink(missing_ok=True)
+                continue
             # By the new name no reader finds it: what one is about to write has no place to go.
             gone = folder / f".{uuid.uuid4().hex}"
             entry.rename(gone)
             shutil.rmtree(gone, ignore_errors=attempt < _ATTEMPTS - 1)
-        with suppress(OSError):
-            folder.rmdir()
     raise OSError(f"files came as fast as they went, {_ATTEMPTS} times")

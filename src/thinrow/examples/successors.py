@@ -11,6 +11,7 @@ A reader of 11 reads rows 0, 4 and 5 of it as rows 0, 1 and 2 of 13. Positions a
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ Ints = npt.NDArray[np.int64]
 
 #: Key of a snapshot's summary.
 SUCCEEDS = "thinrow.succeeds"
+#: Key in the summary of every snapshot that an erasure made: no snapshot before it stands.
+ERASED = "thinrow.erased"
 _MOST = 8
 
 
@@ -65,15 +68,23 @@ class Successors:
         return self._before.get(snapshot_id)
 
     def after(self, snapshot_id: int | None) -> dict[str, str]:
-        """The entry of the snapshot that comes after ``snapshot_id``."""
+        """The entries of the snapshot that comes after ``snapshot_id``."""
         if snapshot_id is None or not self._in_order:
-            return {}
+            return {ERASED: "true"}
         lifted = {
             old: {b: _lift(gone.get(b), self._lost.get(b)) for b in {*gone, *self._lost}}
             for old, gone in list(self._before.items())[1 - _MOST :]
         }
         lifted[snapshot_id] = self._lost
-        return {SUCCEEDS: json.dumps({s: {b: _runs(r) for b, r in g.items()} for s, g in lifted.items()})}
+        told = json.dumps({s: {b: _runs(r) for b, r in g.items()} for s, g in lifted.items()})
+        return {ERASED: "true", SUCCEEDS: told}
+
+
+def stands(snapshots: Sequence[Snapshot], snapshot_id: int) -> bool:
+    """Whether a snapshot is there and no erasure came after it; ``snapshots``: all of the table."""
+    order = {s.snapshot_id: s.sequence_number or 0 for s in snapshots}
+    erased = [s.sequence_number or 0 for s in snapshots if s.summary and ERASED in s.summary.additional_properties]
+    return snapshot_id in order and order[snapshot_id] >= max(erased, default=0)
 
 
 def _lift(gone: Ints | None, lost: Ints | None) -> Ints:

@@ -73,7 +73,7 @@ from thinrow.examples.iceberg import (
 )
 from thinrow.examples.layout import arrow_schema, example_fields, load_users
 from thinrow.examples.records import ExampleBatch
-from thinrow.examples.successors import Successors
+from thinrow.examples.successors import Successors, stands
 from thinrow.schema.event_schema import EventSchema
 from thinrow.schema.example_schema import ExampleSchema
 
@@ -313,6 +313,7 @@ class ExampleTable:
                         update.append_data_file(out.write(_sorted(kept), file.bucket))
             if history.changed:
                 update.commit()
+            out.sync()
             until_committed.enter_context(nothing_kept(self.path))
             # The manifest of what an overwrite deleted has its bounds. This snapshot, the newest, does without; it is
             # made even where no row changed, so that a join that read a log before starts over.
@@ -337,6 +338,10 @@ class ExampleTable:
             if gone is not None:
                 return snapshot.snapshot_id, gone
         return None
+
+    def stands(self, snapshot_id: int) -> bool:
+        """Whether a snapshot is there and no erasure came after it."""
+        return stands(self._refreshed().metadata.snapshots, snapshot_id)
 
     def buckets(self, snapshot_id: int | None = None) -> dict[int, int]:
         """Rows of each bucket that has any, ascending; of the newest snapshot unless one is named."""

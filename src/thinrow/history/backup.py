@@ -58,6 +58,8 @@ _TRIES = 20
 _RESTORING = ".tmp-restoring"
 #: A server may have begun epochs since it was copied, one each time that it failed over or was restarted.
 _AHEAD_OF_SERVER = 1_024
+#: Rows that readers of a training table share (``thinrow.examples.decoded``): decoded again when they are read.
+_SHARED_ROWS = {"decoded", "decoded.lock"}
 _SQLITE = b"SQLite format 3\0"
 #: Files that SQLite keeps beside an open database; their content is in the copy of the database.
 _SQLITE_SIDE = ("-wal", "-shm", "-journal")
@@ -256,6 +258,7 @@ def _others(store_path: Path) -> Iterator[Path]:
     for path in sorted(store_path.rglob("*")):
         inside = path.relative_to(store_path)
         apart = inside.parts[0] in ("archive", TIER_FOLDER, "loads", place.CACHE, place.FILE, TIER_FILE)
+        apart |= not _SHARED_ROWS.isdisjoint(inside.parts)
         if path.is_file() and not apart and not any(part.startswith(".tmp-") for part in inside.parts):
             yield path
 
@@ -334,8 +337,9 @@ def restore(folder: Path, store_path: Path, number: int | None, recent: str | No
             restored_tier(store_path, Archive(target), location, tier, epoch, name)
     if location is not None:
         shutil.rmtree(store_path / TIER_FOLDER)
-    known = copy.store()
-    if (store := record.store or (known and known[0])) is not None:
+    # Of the records of a folder only those before format 2 do not say it.
+    store = record.store or (copy.store() or (None,))[0]
+    if store is not None:
         identify(target, store)
     log = ManifestLog(target)
     log.raise_floor(record.generation)
@@ -357,6 +361,8 @@ def _clear_begun(store_path: Path) -> None:
     for path in store_path.iterdir():
         if path.name not in (_RESTORING, "archive"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+    # A later backup's floor would refuse every commit on this one.
+    shutil.rmtree(store_path / "archive" / "manifests-floor", ignore_errors=True)
 
 
 def _begin(begun: Path, location: RedisLocation | None) -> tuple[str, RedisLocation | None]:

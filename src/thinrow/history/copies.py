@@ -28,7 +28,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from thinrow.core.errors import CommitConflict, CorruptionError, InputError, ObjectNotFound, StoreError, StoreNotFound
+from thinrow.core.errors import (
+    CommitConflict,
+    CorruptionError,
+    InputError,
+    NewerFormatError,
+    ObjectNotFound,
+    StoreError,
+    StoreNotFound,
+)
 from thinrow.history.archive.generation import Archive, Generation
 from thinrow.storage.manifest import FORMAT as MANIFEST_FORMAT
 from thinrow.storage.manifest import ManifestLog
@@ -131,7 +139,11 @@ class Copies:
     def store(self) -> tuple[str, str | None] | None:
         """Which store the folder's backups are of, and where that was; None where no record says so."""
         for number in reversed(self.numbers()):
-            record = self.load(number)
+            try:
+                record = self.load(number)
+            except (CorruptionError, NewerFormatError):
+                # Another one knows it as well.
+                continue
             if record.store is not None:
                 return record.store, record.path
         return None
@@ -246,7 +258,11 @@ def alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreError(f"another backup into {folder} is under way; run again when it has ended") from None
-        yield
+        try:
+            yield
+        finally:
+            # Said, not left to closing: a child that was forked meanwhile has the file open, too.
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def identity(objects: ObjectStore) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,12 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy.exc import OperationalError
 
-from thinrow.core.errors import InputError, StoreError
+from thinrow.core.errors import InputError, ObjectNotFound, StoreError
 from thinrow.dpp import client
-from thinrow.dpp.worker import _stands
 from thinrow.examples import decoded
-from thinrow.examples import table as table_module
 from thinrow.examples.decoded import FOLDER, DecodedRows, claim, nothing_kept
 from thinrow.examples.erase import erase_everywhere
 from thinrow.examples.records import ExampleBatch
@@ -162,23 +164,86 @@ def test_an_erasure_that_cannot_remove_them_changes_nothing(
     assert (table.snapshot_id, table.rows()) == (before, rows)
 
 
-def test_a_snapshot_stands_until_an_erasure_has_committed(
-    opened: tuple[HistoryStore, ExampleTable], monkeypatch: pytest.MonkeyPatch
+def first_row_away(examples: ExampleBatch) -> tuple[ExampleBatch, Any]:
+    kept = np.arange(1, len(examples))
+    return examples.take(kept), kept
+
+
+@pytest.mark.parametrize("clustered", [True, False])
+def test_no_snapshot_stands_once_an_erasure_has_committed(
+    opened: tuple[HistoryStore, ExampleTable], monkeypatch: pytest.MonkeyPatch, clustered: bool
 ) -> None:
     _, table = opened
-    snapshot = table.snapshot_id
-    assert snapshot is not None
-    assert _stands(table, snapshot)
+    older = table.snapshot_id
+    assert older is not None
+    assert table.stands(older)
+    # Another commit between: the erasure's readers go on from the newest only. Unclustered they cannot go on at all.
+    newer = table.append(table.read_bucket(0, start=0, stop=2))
+    if clustered:
+        newer = table.cluster()
+    assert newer is not None
+    assert table.stands(older)
+    assert table.stands(newer)
     # Killed after the commit, before snapshots expire.
-    monkeypatch.setattr(table_module.ExampleTable, "remove_unreferenced", lambda *_: 1 / 0)
+    monkeypatch.setattr(ExampleTable, "remove_unreferenced", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        table.rewrite(lambda examples: (examples.take(np.arange(1, len(examples))), np.arange(1, len(examples))))
-    assert snapshot in [s.snapshot_id for s in table._refreshed().metadata.snapshots]
-    assert not _stands(table, snapshot)
+        table.rewrite(first_row_away)
+    assert {older, newer} <= {s.snapshot_id for s in table._refreshed().metadata.snapshots}
+    assert not table.stands(older)
+    assert not table.stands(newer)
     newest = table.snapshot_id
     assert newest is not None
-    assert _stands(table, newest)
-    assert not _stands(table, 12345)
+    assert table.stands(newest)
+    assert table.stands(table.append(table.read_bucket(0, start=0, stop=2)))
+    assert not table.stands(12345)
+
+
+def test_what_goes_wrong_with_a_claim_ends_no_run(opened: tuple[HistoryStore, ExampleTable], tmp_path: Path) -> None:
+    def raises(error: Exception) -> Any:
+        def stands() -> bool:
+            raise error
+
+        return stands
+
+    for error in (ObjectNotFound("gone"), StoreError("busy"), OperationalError("x", None, Exception("locked"))):
+        assert claim(tmp_path, 1, raises(error)) is None
+
+
+@pytest.mark.parametrize("odd", ["link", "file"])
+def test_what_is_no_folder_does_not_stop_an_erasure(tmp_path: Path, odd: str) -> None:
+    root = tmp_path / "table"
+    root.mkdir()
+    if odd == "link":
+        (tmp_path / "fast").mkdir()
+        (root / FOLDER).symlink_to(tmp_path / "fast")
+    held = claim(root, 1 << 20, lambda: True)
+    assert held is not None
+    if odd == "file":
+        (root / FOLDER / ".nfs0001").write_text("")
+    with nothing_kept(root):
+        assert not held.folder.exists()
+        assert not (root / FOLDER).exists() or list((root / FOLDER).iterdir()) == []
+
+
+def test_a_child_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
+    def stands() -> bool:
+        pids.append(os.fork())
+        if not pids[-1]:
+            time.sleep(60)
+            os._exit(0)
+        return True
+
+    pids: list[int] = []
+    try:
+        assert claim(tmp_path, 1 << 20, stands) is not None
+        other = threading.Thread(target=claim, args=(tmp_path, 1 << 20, lambda: True))
+        other.start()
+        other.join(30)
+        assert not other.is_alive()
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def test_a_later_schema_changes_nothing_for_a_reader_that_shares(tmp_path: Path) -> None:

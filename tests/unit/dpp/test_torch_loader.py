@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from thinrow.core.errors import InputError
 from thinrow.dpp.device import OnDevice
 from thinrow.dpp.torch import TorchBatch, TorchLoader
 from thinrow.features import FeaturePlan, Hash, Source
+from thinrow.jagged.torch import JaggedTensor
 from thinrow.testing.world import World, make_world
 
 PLAN = FeaturePlan(
@@ -125,3 +126,28 @@ def test_bad_devices_and_tensors(world: World) -> None:
         OnDevice(reader(world), "gpu", picked)
     with pytest.raises(InputError, match="a str among the tensors of a batch"):
         next(iter(OnDevice(reader(world), "cpu", lambda batch: ["x"])))
+
+
+class Pair(NamedTuple):
+    item: JaggedTensor
+    times: torch.Tensor
+
+
+def test_an_error_before_the_first_batch_loses_none(world: World) -> None:
+    plain = [batch.batch.request_id.tolist() for batch in reader(world)]
+    calls: list[int] = []
+
+    def once(batch: TorchBatch) -> Pair:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ValueError("once")
+        return Pair(batch.candidates["item"], batch.request_ts)
+
+    device = OnDevice(reader(world), "cpu", once)
+    begun = device.state_dict()
+    with pytest.raises(ValueError, match="once"):
+        list(device)
+    assert device.state_dict() == begun
+    found = list(device)
+    assert [b.batch.request_id.tolist() for b, _ in found] == plain
+    assert isinstance(found[0][1], Pair)

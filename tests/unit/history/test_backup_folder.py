@@ -198,3 +198,56 @@ def test_backups_of_format_1_verify_restore_and_go_on(tmp_path: Path) -> None:
     assert prune(copies, 2) > 0
     assert [verify_backup(copies, n)[2] for n in (2, 3)] == [[], []]
     assert restored(copies, tmp_path / "last") == [*range(30), *range(900, 910)]
+
+
+def test_an_older_backup_is_restored_where_a_newer_one_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the killed restore said of generations to be collected would refuse every commit."""
+    copies, target = tmp_path / "copies", tmp_path / "r"
+    with new_store(tmp_path / "s") as store:
+        store.backup(copies)
+        grow(store, 100)
+        store.backup(copies)
+    put = LocalObjects.put_if_absent
+
+    def killed(self: LocalObjects, name: str, data: bytes) -> None:
+        if name.startswith("manifests/0"):
+            raise KeyboardInterrupt
+        put(self, name, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalObjects, "put_if_absent", killed)
+        with pytest.raises(KeyboardInterrupt):
+            HistoryStore.restore(copies, target)
+    assert restored(copies, target, 1) == list(range(10))
+    with HistoryStore.open(target, sync=False) as store:
+        generation = store.pin().number
+        grow(store, 200)
+        assert store.pin().number > generation
+        assert items(store) == [*range(10), *range(200, 210)]
+
+
+def test_a_damaged_record_hides_no_other_backup(tmp_path: Path) -> None:
+    copies = tmp_path / "copies"
+    with new_store(tmp_path / "s") as store:
+        store.backup(copies)
+        grow(store, 100)
+        store.backup(copies)
+    *_, newest = sorted((copies / "backups").glob("*.json"))
+    record = bytearray(newest.read_bytes())
+    record[len(record) // 2] ^= 1
+    newest.write_bytes(record)
+    assert restored(copies, tmp_path / "r", 1) == list(range(10))
+
+
+def test_shared_rows_of_a_table_are_not_backed_up(tmp_path: Path) -> None:
+    with new_store(tmp_path / "s") as store:
+        shared = store.path / "examples" / "decoded" / "abc"
+        shared.mkdir(parents=True)
+        (shared / "rows").write_bytes(b"x" * 100)
+        (store.path / "examples" / "decoded.lock").touch()
+        (store.path / "examples" / "kept").write_bytes(b"y")
+        store.backup(tmp_path / "copies")
+    HistoryStore.restore(tmp_path / "copies", tmp_path / "r")
+    assert sorted(p.name for p in (tmp_path / "r" / "examples").iterdir()) == ["kept"]
