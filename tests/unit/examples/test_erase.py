@@ -18,7 +18,7 @@ from thinrow.examples.erase import erase_everywhere, erase_from_log, erase_from_
 from thinrow.examples.joiner import join_logs
 from thinrow.examples.log import ImpressionLog, OutcomeLog
 from thinrow.examples.records import Impressions, Outcomes
-from thinrow.examples.successors import Successors, _lift, _rows, _runs
+from thinrow.examples.successors import ERASED, Successors, _lift, _rows, _runs
 from thinrow.examples.table import ExampleTable
 from thinrow.history.erase import EventsOf, Retention
 from thinrow.history.reconstruct import reconstruct
@@ -246,4 +246,4 @@ def test_gaps_are_lifted_through_two_erasures() -> None:
         assert _rows(_runs(gone)).tolist() == gone.tolist()
     unordered = Successors({})
     unordered.lose(0, 3, np.array([0]), in_order=False)
-    assert unordered.after(5) == {}
+    assert unordered.after(5) == {ERASED: "true"}
