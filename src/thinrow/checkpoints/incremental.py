@@ -159,7 +159,7 @@ class RankIncremental(Incremental):
         """
         self.shards = dict(shards)
         self.ranks: Ranks = next(iter(shards.values())).ranks
-        self._routing = Routing.even(self.ranks.size)
+        self._routing: Routing = Routing.even(self.ranks.size)
         self._pending: dict[str, Any] | None = None
         tables = {prefix: shard.table for prefix, shard in shards.items()}
         super().__init__(folder, tables, deltas=deltas, keep=keep, after=after)
@@ -171,9 +171,7 @@ class RankIncremental(Incremental):
         for prefix, state in states.items():
             (arrays if self.shards[prefix].whole else mine).update(prefixed(prefix, state))
         self._pending = {"step": step, "tensors": arrays, "meta": meta, "base": base}
-        self._background.start(
-            save_shard, self.folder, step, self.ranks.rank, Routing.even(self.ranks.size), tensors=mine
-        )
+        self._background.start(save_shard, self.folder, step, self.ranks.rank, self._routing, tensors=mine)
 
     def wait(self) -> Path | None:
         """As ``Incremental.wait``; collective."""
@@ -182,15 +180,14 @@ class RankIncremental(Incremental):
             return None
         step = pending["step"]
         self._together(f"shard of {step}", self._background.wait)
-        routing = Routing.even(self.ranks.size)
-        crc = self._together(f"commit of {step}", lambda: self._commit(pending, routing))
+        crc = self._together(f"commit of {step}", lambda: self._commit(pending))
         self._base = Version(step, crc)
         return self.folder / name_of(step)
 
-    def _commit(self, pending: Mapping[str, Any], routing: Routing) -> int:
+    def _commit(self, pending: Mapping[str, Any]) -> int:
         if self.ranks.rank:
             return 0
-        return version_of(commit(self.folder, routing=routing, keep=self.keep, **pending)).crc32c
+        return version_of(commit(self.folder, routing=self._routing, keep=self.keep, **pending)).crc32c
 
     def _together(self, what: str, call: Any) -> int:
         """What ``call`` returned on rank 0, once it has on all ranks. Raises StoreError where it failed on another."""

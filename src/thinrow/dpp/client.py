@@ -312,6 +312,12 @@ def _workers(workers: int | None, threads: int | None) -> int:
     return (os.cpu_count() or 1) if given is None else given
 
 
+def _checked(table: ExampleTable) -> ExampleTable:
+    if not isinstance(table, ExampleTable):
+        raise InputError(f"table={table!r} is a {type(table).__name__}; open it first: ExampleTable.open({table!r})")
+    return table
+
+
 class Pinnable(Protocol):
     """A history store."""
 
@@ -400,12 +406,6 @@ def loader(
         on_poison=on_poison,
     )
     return _over(spec, table, snapshot, generation, rank=rank, n_ranks=n_ranks, engine=engine)
-
-
-def _checked(table: ExampleTable) -> ExampleTable:
-    if not isinstance(table, ExampleTable):
-        raise InputError(f"table={table!r} is a {type(table).__name__}; open it first: ExampleTable.open({table!r})")
-    return table
 
 
 def _over(

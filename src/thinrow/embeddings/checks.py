@@ -35,6 +35,20 @@ def gradient_not_finite(key: int, number: float, column: int) -> InputError:
     )
 
 
+class _Table(Protocol):
+    dim: int
+    dtype: np.dtype[np.generic]
+
+
+def check_loaded(loaded: _Table, own: _Table) -> None:
+    """Raises InputError where a state is of a table of another width or dtype than the one that is to take it."""
+    if (loaded.dim, loaded.dtype) != (own.dim, own.dtype):
+        raise InputError(
+            f"the state is of a {loaded.dtype} table of dim {loaded.dim}, this table is {own.dtype} of dim {own.dim}; "
+            f"use {type(own).__name__}.from_state"
+        )
+
+
 def check_row_state(name: str, state: _Rows, width: int, dtype: np.dtype[np.generic]) -> None:
     """Raises InputError where the state is of another width or dtype than is asked for."""
     if state.width != width or state.dtype != dtype:

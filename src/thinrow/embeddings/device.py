@@ -21,6 +21,7 @@ from torch import Tensor
 from thinrow.core.errors import InputError
 from thinrow.embeddings.budget import Budget, Usage
 from thinrow.embeddings.checks import (
+    check_loaded,
     check_row_state,
     gradient_not_finite,
     gradient_outside,
@@ -311,11 +312,7 @@ class DeviceTable:
             InputError: as ``from_state``, or ``state`` is of another dim or dtype; nothing is changed then.
         """
         loaded = DeviceTable.from_state(state, device=self.device)
-        if (loaded.dim, loaded.dtype) != (self.dim, self.dtype):
-            raise InputError(
-                f"the state is of a {loaded.dtype} table of dim {loaded.dim}, this table is {self.dtype} of dim "
-                f"{self.dim}; use DeviceTable.from_state"
-            )
+        check_loaded(loaded, self)
         vars(self).update(vars(loaded) | {"traffic": self.traffic})
 
     def _outside(self, rows: Tensor) -> InputError:

@@ -24,6 +24,7 @@ from thinrow.embeddings.blocks import RowBlocks
 from thinrow.embeddings.budget import Budget, Usage
 from thinrow.embeddings.changes import Changes
 from thinrow.embeddings.checks import (
+    check_loaded,
     check_row_state,
     gradient_not_finite,
     gradient_outside,
@@ -466,11 +467,7 @@ class DynamicTable:
             InputError: ``state`` is of another dim or dtype, or not what ``state`` returns; nothing is changed then.
         """
         loaded = DynamicTable.from_state(state, block_rows=self._block_rows)
-        if (loaded.dim, loaded.dtype) != (self.dim, self.dtype):
-            raise InputError(
-                f"the state is of a {loaded.dtype} table of dim {loaded.dim}, this table is {self.dtype} of dim "
-                f"{self.dim}; use DynamicTable.from_state"
-            )
+        check_loaded(loaded, self)
         vars(self).update(vars(loaded) | {"traffic": self.traffic})
 
     def _summed(self, rows: Ints, gradient: Floats, of: Ints | None = None) -> tuple[Ints, Floats]:

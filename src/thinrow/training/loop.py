@@ -189,8 +189,9 @@ class Trainer:
         """Score a batch, then learn from it; returns the step's record for the log."""
         inputs = self.inputs(batch)
         labels = JaggedTensor.of(batch.labels[self.config.ranker.label]).values.to(torch.float32)
-        record: dict[str, Any] = {"step": batch.t + 1, "loss": 0.0, "examples": len(batch), "candidates": len(labels)}
-        record["table_bytes"] = 0
+        record: dict[str, Any] = {
+            "step": batch.t + 1, "loss": 0.0, "examples": len(batch), "candidates": len(labels), "table_bytes": 0,
+        }  # fmt: skip
         self._resumed = None
         if not len(labels):
             return record

@@ -148,9 +148,7 @@ def rows_beyond(generation: Generation, records: npt.NDArray[np.void], segment: 
     if int(rows.sum()) <= _FEW_ROWS:
         return -1
     held = np.bincount(segment, rows)
-    own = np.array([generation.segments[k][1].n_rows for k in np.flatnonzero(held).tolist()])
-    beyond = np.flatnonzero(held[held > 0] > own)
-    return int(np.flatnonzero(held)[beyond[0]]) if len(beyond) else -1
+    return next((k for k in np.flatnonzero(held).tolist() if held[k] > generation.segments[k][1].n_rows), -1)
 
 
 def _disorder(segments: SegmentSet, position: int) -> CorruptionError:

@@ -197,10 +197,11 @@ class StepReader:
                 at = int(np.searchsorted(base, wrong[0], side="right")) - 1
                 raise self._corrupt(int(runs[one][at]), spec.name, f"a list of {found[wrong[0]]} elements")
             total, begin = offsets_of(found), base[inverse]
-            many = np.flatnonzero(np.diff(total[base]) > MAX_STRIPE_ELEMENTS)
-            if len(many):
-                what = f"lists of {np.diff(total[base])[many[0]]} elements in one stripe; {MAX_STRIPE_ELEMENTS} at most"
-                raise self._corrupt(int(runs[one][many[0]]), spec.name, what)
+            elements = np.diff(total[base])
+            if int(elements.max()) > MAX_STRIPE_ELEMENTS:
+                at = int((elements > MAX_STRIPE_ELEMENTS).argmax())
+                what = f"lists of {elements[at]} elements in one stripe; {MAX_STRIPE_ELEMENTS} at most"
+                raise self._corrupt(int(runs[one][at]), spec.name, what)
             first[runs] = total[begin + self.row_from[runs]] - total[begin]
             last[runs] = total[begin + self.row_to[runs]] - total[begin]
             n[runs] = total[base[inverse + 1]] - total[begin]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from thinrow.kernels.numba.intrinsics import prefetch
 from thinrow.kernels.numba.jit import njit
-from thinrow.kernels.numba.scalar import mix
+from thinrow.kernels.numba.scalar import lower_bound, mix
 from thinrow.kernels.numba.threads import even_bounds, spread
 
 Ints = npt.NDArray[np.int64]
@@ -44,16 +44,10 @@ def _find(words: Words, index: Ints, low: Any, shift: Any, keys: Ints, out: Ints
         if bucket >= n_buckets:
             continue
         word = mix(np.uint64(keys[i]))
-        lo, hi = index[np.int64(bucket)], index[np.int64(bucket) + 1]
-        end = hi
-        while lo < hi:
-            middle = (lo + hi) // 2
-            if words[middle] < word:
-                lo = middle + 1
-            else:
-                hi = middle
-        if lo < end and words[lo] == word:
-            out[i] = lo
+        end = index[np.int64(bucket) + 1]
+        at = lower_bound(words, index[np.int64(bucket)], end, word)
+        if at < end and words[at] == word:
+            out[i] = at
 
 
 def find_words(words: Words, index: Ints, low: int, shift: int, keys: Ints) -> Ints:

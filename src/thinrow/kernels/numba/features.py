@@ -29,15 +29,6 @@ def _mix64(z: U64Array) -> U64Array:
 
 
 @njit
-def _hash_ints(values: U64Array, seed: Any) -> U64Array:
-    start = mix(seed + _INT)
-    out = np.empty_like(values)
-    for i in range(len(values)):
-        out[i] = mix(start ^ values[i])
-    return out
-
-
-@njit
 def _hash_parts(values: U64Array, bounds: I64Array, seeds: U64Array) -> U64Array:
     out = np.empty_like(values)
     for k in range(len(seeds)):
@@ -203,8 +194,7 @@ def mix64(z: U64Array) -> U64Array:
 
 
 def hash_ints(values: I64Array, seed: int) -> I64Array:
-    out: I64Array = _hash_ints(values.view(np.uint64), np.uint64(seed)).view(np.int64)
-    return out
+    return hash_parts(values, np.array([0, len(values)]), [seed])
 
 
 def hash_parts(values: I64Array, bounds: I64Array, seeds: list[int]) -> I64Array:

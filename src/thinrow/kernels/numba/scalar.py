@@ -34,7 +34,7 @@ def identity_of(event_ts: Any, arrival: Any) -> Any:
 
 
 @njit
-def lower_bound(values: npt.NDArray[np.int64], lo: Any, hi: Any, x: Any) -> Any:
+def lower_bound(values: npt.NDArray[Any], lo: Any, hi: Any, x: Any) -> Any:
     """The first place in ``[lo, hi)`` of ascending ``values`` that holds ``x`` or more; ``hi`` where none does."""
     while lo < hi:
         mid = (lo + hi) // 2

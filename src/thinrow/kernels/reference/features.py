@@ -42,8 +42,8 @@ def hash_ints(values: I64Array, seed: int) -> I64Array:
 
 def hash_parts(values: I64Array, bounds: I64Array, seeds: list[int]) -> I64Array:
     """``hash_ints`` of ``values[bounds[k]:bounds[k + 1]]`` under the seed k, for every k, side by side."""
-    starts = np.concatenate([np.empty(0, np.uint64), *(_start(seed, INT) for seed in seeds)])
-    return mix64(np.bitwise_xor(np.repeat(starts, np.diff(bounds)), values.view(np.uint64))).view(np.int64)
+    parts = (hash_ints(values[a:b], seed) for (a, b), seed in zip(pairwise(bounds), seeds, strict=True))
+    return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 def hash_bytes(offsets: I64Array, data: npt.NDArray[np.uint8], seed: int) -> I64Array:
