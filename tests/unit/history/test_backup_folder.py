@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -19,20 +17,12 @@ from thinrow.history.store import HistoryStore
 from thinrow.storage.manifest import ManifestLog
 from thinrow.storage.objects import LocalObjects
 from thinrow.storage.sealed import seal
+from thinrow.testing.generators import generator
 
 DATA = Path(__file__).parents[2] / "data" / "backup-v1"
 
 
-def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_backup_v1", DATA / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-made = _generator()
+made = generator(DATA / "generate.py")
 
 
 def new_store(path: Path, first: int = 0) -> HistoryStore:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -16,20 +15,17 @@ from thinrow.history.archive.generation import Archive
 from thinrow.history.archive.verify import verify_generation
 from thinrow.history.store import HistoryStore
 from thinrow.storage.objects import LocalObjects
+from thinrow.testing.generators import generator
 
 DATA = Path(__file__).parents[2] / "data" / "format-v1"
 
 
 @pytest.mark.parametrize("kind", ["int64", "string"])
 def test_reads_as_written(kind: str) -> None:
-    spec = importlib.util.spec_from_file_location("generate_v1", DATA / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generator)
+    made = generator(DATA / "generate.py")
     archive = Archive(LocalObjects(DATA / kind))
     assert verify_generation(archive.pin()) == []
-    assert generator.contents(archive) == json.loads((DATA / f"{kind}.json").read_text())
+    assert made.contents(archive) == json.loads((DATA / f"{kind}.json").read_text())
 
 
 @pytest.mark.parametrize("kind", ["int64", "string"])
@@ -57,7 +53,7 @@ def test_a_store_of_version_1_lives_on(kind: str, tmp_path: Path) -> None:
             ]
 
         before, rows = seen(store), store.pin().n_rows
-        added = _generator().events(kind).slice(0, 40)
+        added = generator(DATA / "generate.py").events(kind).slice(0, 40)
         for name, values in (
             ("event_id", pa.array([10_000_000 + i if kind == "int64" else f"new-{i}" for i in range(40)])),
             ("event_ts", pa.array([1_650_000_000_000] * 40)),
@@ -79,15 +75,6 @@ def test_a_store_of_version_1_lives_on(kind: str, tmp_path: Path) -> None:
     with HistoryStore.open(tmp_path / "new") as store:
         assert seen(store) == before
         assert store.pin().n_rows == rows + 40
-
-
-def _generator():  # type: ignore[no-untyped-def]
-    spec = importlib.util.spec_from_file_location("generate_v1", DATA / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(("name", "file"), json.loads((DATA / "corrupt.json").read_text()).items())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -14,22 +12,14 @@ from thinrow.history.archive.verify import verify_generation, verify_tombstones
 from thinrow.kernels import BACKENDS, use
 from thinrow.schema import Trait
 from thinrow.storage.objects import LocalObjects
+from thinrow.testing.generators import generator
 
 DATA = Path(__file__).parents[2] / "data" / "format-v2"
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{name}_v2", DATA / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generator)
-    return generator
-
-
 @pytest.mark.parametrize("kind", ["int64", "string"])
 def test_overlays_tombstones_and_hides_read_as_written(kind: str) -> None:
-    folder, generator = DATA / "overlays" / kind, load("generate_overlays")
+    folder, made = DATA / "overlays" / kind, generator(DATA / "generate_overlays.py")
     generation = Archive(LocalObjects(folder)).pin()
     assert [*verify_generation(generation), *verify_tombstones(generation)] == []
     assert all(len(info.overlays) == 2 for _, info in generation.segments)
@@ -38,16 +28,16 @@ def test_overlays_tombstones_and_hides_read_as_written(kind: str) -> None:
     assert max(expected["erased"]) > 0
     for backend in BACKENDS:
         with use(backend):
-            assert generator.contents(Archive(LocalObjects(folder))) == expected
+            assert made.contents(Archive(LocalObjects(folder))) == expected
 
 
 def test_reads_as_written() -> None:
-    generator = load("generate")
+    made = generator(DATA / "generate.py")
     archive, expected = Archive(LocalObjects(DATA / "archive")), json.loads((DATA / "archive.json").read_text())
     assert verify_generation(archive.pin()) == []
-    assert generator.contents(archive) == expected
+    assert made.contents(archive) == expected
     with use("reference"):
-        assert generator.contents(Archive(LocalObjects(DATA / "archive"))) == expected
+        assert made.contents(Archive(LocalObjects(DATA / "archive"))) == expected
 
 
 def test_files_hold_every_trait_and_codec() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
@@ -14,25 +12,17 @@ from thinrow.history.archive.verify import verify_generation
 from thinrow.kernels import BACKENDS, use
 from thinrow.storage.objects import LocalObjects
 from thinrow.testing.fuzz.damage import layout_of
+from thinrow.testing.generators import generator
 
 DATA = Path(__file__).parents[2] / "data" / "format-v3"
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_v3", DATA / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generator)
-    return generator
-
-
 def test_reads_as_written() -> None:
-    generator, expected = load(), json.loads((DATA / "archive.json").read_text())
+    made, expected = generator(DATA / "generate.py"), json.loads((DATA / "archive.json").read_text())
     assert verify_generation(Archive(LocalObjects(DATA / "archive")).pin()) == []
     for backend in BACKENDS:
         with use(backend):
-            assert generator.contents(Archive(LocalObjects(DATA / "archive"))) == expected
+            assert made.contents(Archive(LocalObjects(DATA / "archive"))) == expected
 
 
 def test_files_hold_patches_of_every_form() -> None:
