@@ -20,11 +20,20 @@ from thinrow.core.errors import MissingExtraError, StoreError
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "thinrow", "AWS_SECRET_ACCESS_KEY": "thinrow", "AWS_REGION": "us-east-1"}
 _SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=thinrow/20260101/us-east-1/s3/aws4_request"}
 
-#: Prints its port, serves until its standard input ends, so that it never outlives whoever started it.
+#: Prints its port, serves until its standard input ends, so that it never outlives whoever started it. Puts take turns:
+#: moto looks whether an object is there and writes it in two steps, between which a second ``If-None-Match: *`` would
+#: pass, as it does in no real store.
 _PROGRAM = """
-import logging, sys
+import functools, logging, sys, threading
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
+put, turn = S3Response.put_object, threading.Lock()
+@functools.wraps(put)
+def put_in_turn(self):
+    with turn:
+        return put(self)
+S3Response.put_object = put_in_turn
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 server.start()
 print(server.get_host_and_port()[1], flush=True)
