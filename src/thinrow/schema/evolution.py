@@ -193,12 +193,19 @@ def schema_at(schema: EventSchema, log: Sequence[SchemaChange], schema_id: int) 
 
 def fitting(schema: EventSchema, log: Sequence[SchemaChange], names: Collection[str]) -> EventSchema:
     """The newest of a store's schemas all of whose columns are among ``names``, today's ``schema`` where none is: who
-    does not know a new column, or the new name of one, may go on. ``log`` as for ``schema_at``."""
-    found = schema
+    does not know a new column, or the new name of one, may go on. ``log`` as for ``schema_at``.
+
+    Not taken, nor those before it, is a schema that lacks a column of a later one which is among ``names``, or in which
+    such a name is another column: its values would be dropped, or go to the wrong column."""
+    found, meant = schema, {c.name: c.id for c in schema.columns}
     for change in reversed(log):
         if all(c.name in names for c in found.columns):
             return found
         found = schema_at(found, log, change.schema_id - 1)
+        here = {c.name: c.id for c in found.columns}
+        if any(name in names and here.get(name) != id_ for name, id_ in meant.items()):
+            return schema
+        meant |= here
     return found if all(c.name in names for c in found.columns) else schema
 
 

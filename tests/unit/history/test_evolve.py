@@ -103,6 +103,18 @@ def test_a_name_that_is_given_again_is_another_column(store: HistoryStore) -> No
         store.compact(full=True)
 
 
+def test_a_table_that_lacks_a_column_is_no_old_one_where_a_name_was_given_again(store: HistoryStore) -> None:
+    store.evolve(rename={"price": "cost"})
+    store.evolve(add={"price": {"trait": "numeric", "dtype": "float32", "group": "main"}}, rename={"few": "little"})
+    # Without a check the price of today would be read as the cost, under schema 1, or be dropped, under schema 2.
+    half = rows_of(0, 3, price="cost")
+    for table, lacks in ((rows_of(0, 3), "cost"), (half.append_column("price", half["cost"]), "little")):
+        with pytest.raises(SchemaError, match=f"column '{lacks}'"):
+            store.append(table)
+    store.append(half)
+    assert store.read([0], 1_000).histories.events.event_ts.tolist() == [0]
+
+
 def test_who_does_not_know_the_new_columns_may_go_on_appending(store: HistoryStore) -> None:
     store.evolve(rename={"price": "cost"}, add=CITY)
     store.append(rows_of(0, 3))
