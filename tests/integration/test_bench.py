@@ -17,16 +17,11 @@ ROOT = Path(__file__).parents[2]
 CASES = sorted(p.stem for p in (ROOT / "bench" / "cases").glob("*.py") if p.stem != "__init__")
 
 
-#: Ten seconds each and more, for what peers import or compile.
-_LONG = {
-    *("attention", "ceiling", "dpp", "embedding", "features", "freshness", "ingest", "levels", "load", "passes"),
-    *("published_rule", "snapshot", "transport", "balance", "resume", "stall", "projection", "verify"),
-    *("affinity", "prefetch", "tenants", "wall", "decoded", "append", "single", "write", "roofline", "ranks"),
-    *("deltas", "exported", "device"),
-}
+#: The others take ten seconds each and more, for what peers import or compile.
+_SHORT = {"reconstruct", "storage"}
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in _LONG else c for c in CASES])
+@pytest.mark.parametrize("case", [c if c in _SHORT else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
 def test_case_prints_ratios(case: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "bench", case, "--quick", "--json", "-"], cwd=ROOT, capture_output=True, text=True
