@@ -91,6 +91,11 @@ KERNELS: dict[str, str] = {
     "history_candidate_cross": "features",
     "run_chain": "chain",
     "hstu_attention": "hstu",
+    "group_layer_norm": "dense",
+    "norm_multiply_dropout": "dense",
+    "jagged_linear": "dense",
+    "softmax_cross_entropy": "losses",
+    "sampled_softmax": "losses",
     "find_keys": "table",
     "insert_keys": "table",
     "place_keys": "table",
@@ -133,7 +138,7 @@ DEVICE_KERNELS: dict[str, str] = {
 }
 
 #: Modules whose fast backend is written in torch, not numba.
-_TORCH_MODULES = ("hstu",)
+_TORCH_MODULES = ("hstu", "dense", "losses")
 
 BACKENDS = ("numba", "reference")
 
