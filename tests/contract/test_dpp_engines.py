@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -16,10 +17,13 @@ import numpy as np
 import pytest
 
 from thinrow.core.errors import InputError, WorkerLost
-from thinrow.dpp.engines import Processes, Ray, Threads
+from thinrow.dpp.client import loader
+from thinrow.dpp.engines import Processes, Ray, Shared, Threads
 from thinrow.dpp.engines.arena import MAX_KEPT
 from thinrow.dpp.engines.processes import ProcessEngine
-from thinrow.testing.engines import Blocks, EngineContract, Unopenable, kinds, same
+from thinrow.dpp.master import Master, MasterServer
+from thinrow.history.store import HistoryStore
+from thinrow.testing.engines import SMALL, Blocks, EngineContract, Unopenable, digest, kinds, same
 
 
 class TestThreads(EngineContract):
@@ -235,7 +239,24 @@ class TestRay(_RayEngine):
 
 @pytest.mark.slow
 class TestRayWhole(_RayEngine):
-    """All of the contract."""
+    """All of the contract, and readers that share the actors of a cluster."""
+
+    def test_readers_share_what_a_master_gives(
+        self, opened: tuple[HistoryStore, Any], wanted: list[str], tmp_path: Path
+    ) -> None:
+        rng, got = np.random.default_rng(3), (list[str](), list[str]())
+        with contextlib.closing(MasterServer(Master(3, ledger=tmp_path / "ledger"))) as server:
+            engines = [Shared(server.url, f"job {k}", engine=self.choice(), report_s=0.1) for k in range(2)]
+            readers = [loader(*opened, engine=e, workers=3, epochs=2, **SMALL) for e in engines]
+            for step, batches in enumerate(zip(*readers, strict=True)):
+                for mine, batch in zip(got, batches, strict=True):
+                    mine.append(digest(batch))
+                if step in (2, 5):
+                    inner: Any = readers[step % 2].engine
+                    self.kill(inner._engine, rng)
+            for reader in readers:
+                reader.close()
+        assert got == (wanted, wanted)
 
 
 def _maps() -> list[str]:
