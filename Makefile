@@ -16,11 +16,12 @@ JOBS ?= 4
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint clean
+.PHONY: help demo test tests bench lint clean
 
 help:
 	@echo "make demo    run the main job on a year of real shopping data; the report is $(OUT)/report.html"
 	@echo "make test    lint, types, import contracts, sizes and all tests"
+	@echo "make tests   the tests alone"
 	@echo "make bench   one benchmark case (BENCH='CASE [--quick]')"
 	@echo "make lint    everything of 'make test' but the tests"
 	@echo "make clean   remove $(VENV), caches and $(OUT)"
@@ -55,7 +56,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_sizes.py
 
-test: lint
+# Types are checked beside the tests: alone they would keep one processor for a minute.
+test: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory --jobs=2 lint tests
+
+tests: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/.installed-dev
