@@ -13,6 +13,10 @@ second; every contestant gets the same ids and the same gradient.
   their own. ``tensorflow.<ids>``: the same 26 as ``keras.layers.Embedding`` under ``keras.optimizers.Adagrad``, in a
   ``tf.function``.
 
+- ``growth``: the first of a table that grows to four million keys of 16, a tenth of the ids new in every step. Steps of
+  two rounds, each the faster of the two, since a step that stops does so in both. ``vs_longest_step`` is the median
+  step over the longest.
+
 What is to be moved is counted by ``DynamicTable.traffic``. ``vs_random_rows`` is those bytes a second over the bytes a
 second of adding one to rows of 256 bytes at random, ``vs_stream`` over those of a plain copy (MBU).
 """
@@ -21,6 +25,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -96,7 +101,34 @@ def run(options: Options) -> Result:
     _judge(result, seen)
     moved = (adagrad.table.traffic.total - before) / (adagrad.steps - since) / ids
     _judge_bytes(result, seen, moved, stream_bandwidth(1 << 20 if options.quick else 1 << 28))
+    works.clear()
+    _judge_growth(result, 4 * rows, ids)
     return result
+
+
+def _judge_growth(result: Result, keys: int, ids: int) -> None:
+    rounds = [_grow(np.random.default_rng(1), keys, ids) for _ in range(2)]
+    steps = np.minimum(*rounds)[1:] * 1e3
+    longest = int(steps.argmax())
+    result.figures["growth"] = {
+        "keys": keys, "steps": len(steps), "median_ms": round(float(np.median(steps)), 2),
+        "longest_ms": round(float(steps[longest]), 2), "longest_at_keys": (longest + 2) * (ids // 10),
+    }  # fmt: skip
+    result.ratios["vs_longest_step"] = float(np.median(steps) / steps[longest])
+
+
+def _grow(rng: np.random.Generator, keys: int, ids: int) -> npt.NDArray[np.float64]:
+    """Seconds of each step."""
+    table, new = DynamicTable(16), ids // 10
+    embedding, optimizer = Embedding(table), SparseAdagrad(table, lr=_LR)
+    gradient, seconds = torch.full((ids, 16), 1e-3), []
+    for first in range(0, keys, new):
+        known = (rng.zipf(1.2, ids - new) * 7919) % max(first, 1)
+        batch = torch.from_numpy(rng.permutation(np.concatenate([known, np.arange(first, first + new)])))
+        since = time.perf_counter()
+        _step(embedding, optimizer, batch, gradient)
+        seconds.append(time.perf_counter() - since)
+    return np.array(seconds)
 
 
 def _judge(result: Result, seen: dict[str, dict[str, float]]) -> None:

@@ -52,24 +52,52 @@ def same(a, b):
         assert a == b
 
 
-@given(key_lists, key_lists, st.sampled_from([2, 8, 64]))
-@settings(max_examples=80)
-def test_index_kernels(first, second, n_slots):
-    slots, keys = np.full((n_slots, 2), -1, np.int64), np.zeros(n_slots // 2, np.int64)
-    rows, n_rows, seen = np.full(len(first), -1, np.int64), 0, list(dict.fromkeys(first))
-    (stop, n_rows), (slots, keys, _, _, rows, _) = both("insert_keys", slots, keys, n_rows, int64(first), rows, 0)
-    held = seen[:n_rows]
-    assert n_rows == min(len(seen), n_slots // 2)
-    assert keys[:n_rows].tolist() == held
+@given(st.data(), key_lists, key_lists, st.sampled_from([2, 4, 16]), st.integers(1, 7))
+@settings(max_examples=120)
+def test_index_kernels(data, first, second, size, n_segments):
+    slots, counts = [np.full((size, 2), -1, np.int64) for _ in range(n_segments)], np.zeros(n_segments, np.int64)
+    rows, fresh, distinct = np.full(len(first), -1, np.int64), int64([7] * len(first)), list(dict.fromkeys(first))
+    most = data.draw(st.sampled_from([3, 100]))
+    (stop, n), (slots, counts, _, _, _, rows, fresh, _) = both(
+        "insert_keys", slots, counts, 0, most, int64(first), rows, fresh, 0
+    )
+    held = distinct[:n]
+    assert fresh.tolist() == held + [7] * (len(first) - n)
     assert rows[:stop].tolist() == [held.index(k) for k in first[:stop]]
-    assert stop == (len(first) if len(held) == len(seen) else first.index(seen[n_rows]))
-    found, _ = both("find_keys", slots, int64(second))
-    assert found.tolist() == [held.index(k) if k in held else -1 for k in second]
-    twice, (placed, _) = both("place_keys", np.full_like(slots, -1), keys[:n_rows])
-    assert twice == -1
-    assert placed.tobytes() == slots.tobytes()
-    if held and 2 * n_rows < n_slots:
-        assert both("place_keys", np.full_like(slots, -1), int64([*held, held[0]]))[0] == n_rows
+    assert stop == (len(first) if len(held) == len(distinct) else first.index(distinct[n]))
+    assert counts.tolist() == [int((s[:, 1] >= 0).sum()) for s in slots]
+    assert counts.max() <= size - max(1, size // 8)
+    if stop < len(first):
+        own = segment_of(distinct[n], n_segments)
+        assert n == most or counts[own] == size - max(1, size // 8)
+    check_index(slots, held, second)
+
+    gone = [k for k in held if data.draw(st.booleans())]
+    left = {k: row for row, k in enumerate(held) if k not in gone}
+    _, (slots, counts, _) = both("drop_keys", slots, counts, int64(gone))
+    assert counts.tolist() == [int((s[:, 1] >= 0).sum()) for s in slots]
+    _, (slots, *_) = both("renumber_keys", slots, int64(list(left)), int64([row + 50 for row in left.values()]))
+    found, _ = both("find_keys", slots, int64([*held, *second]))
+    assert found.tolist() == [left[k] + 50 if k in left else -1 for k in [*held, *second]]
+
+    bit = n_segments.bit_length() - 1
+    source, new = n_segments - (1 << bit), np.full((size, 2), -1, np.int64)
+    moved, (slots[source], new, _) = both("split_keys", slots[source], new, bit)
+    assert moved == (new[:, 1] >= 0).sum()
+    found, _ = both("find_keys", [*slots, new], int64([*held, *second]))
+    assert found.tolist() == [left[k] + 50 if k in left else -1 for k in [*held, *second]]
+
+
+def segment_of(key, n_segments):
+    word, whole = mix64(key & MASK64), 1 << (n_segments.bit_length() - 1)
+    return word % (2 * whole) if word % (2 * whole) < n_segments else word % whole
+
+
+def check_index(slots, held, asked):
+    for number, segment in enumerate(slots):
+        assert {segment_of(k, len(slots)) for k, row in segment.tolist() if row >= 0} <= {number}
+    found, _ = both("find_keys", slots, int64([*held, *asked]))
+    assert found.tolist() == [held.index(k) if k in held else -1 for k in [*held, *asked]]
 
 
 @given(st.data(), dtypes, st.integers(1, 9), block_counts)
@@ -189,13 +217,18 @@ operations = st.one_of(
 )
 
 
+def small_segments():
+    """So that a few keys are many segments, and often too many for one of them."""
+    return patch.multiple(index, _MIN_SLOTS=2, _SEGMENT_SLOTS=4, _SLAB_SLOTS=16)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(
     st.lists(operations, min_size=4, max_size=12), st.integers(1, 4), st.integers(0, 2**63 - 1), dtypes, block_counts
 )
 @settings(max_examples=150)
 def test_any_sequence_of_calls_does_what_a_dict_does(backend, calls, dim, seed, dtype, block_rows):
-    with use(backend), patch.object(index, "_MIN_SLOTS", 2):
+    with use(backend), small_segments():
         table = DynamicTable(dim, seed=seed, init_scale=0.25, block_rows=block_rows, dtype=dtype)
         adagrad = SparseAdagrad(table, lr=0.1, eps=1e-8, initial_accumulator=0.5)
         oracle = DictTable(dim, seed, 0.25, dtype)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.core.blocks import Blocks
+
 
 class RowBlocks:
     """(n, width) numbers of one dtype.
@@ -22,7 +24,7 @@ class RowBlocks:
 
     def __init__(self, width: int, dtype: npt.DTypeLike, block_rows: int, fill: float | None = 0.0) -> None:
         """``block_rows`` is a power of two."""
-        self.blocks: list[npt.NDArray[Any]] = []
+        self.blocks = Blocks()
         self.width, self.dtype, self.block_rows, self.fill = width, np.dtype(dtype), block_rows, fill
         self._n = 0
 
@@ -66,11 +68,11 @@ class RowBlocks:
             if first < stop:
                 yield block, slice(first, stop)
 
-    def to_array(self) -> npt.NDArray[Any]:
-        """(n, width) copy."""
-        out = np.empty((self._n, self.width), self.dtype)
-        for part, at in self._parts(0, self._n):
-            out[at : at + len(part)] = part
+    def to_array(self, first: int = 0) -> npt.NDArray[Any]:
+        """(n - first, width) copy of the rows from ``first`` on."""
+        out = np.empty((self._n - first, self.width), self.dtype)
+        for part, at in self._parts(first, self._n):
+            out[at - first : at - first + len(part)] = part
         return out
 
     def _parts(self, first: int, stop: int) -> Iterator[tuple[npt.NDArray[Any], int]]:

@@ -85,7 +85,7 @@ class Shard:
         """The distinct ones of ``keys`` (n,), and of each key its place among them."""
         index = KeyIndex()
         places = index.rows(keys, insert=True)
-        return index.keys, places
+        return index.keys(), places
 
     def add_gradient(self, keys: Ints, places: Ints, gradient: Floats) -> None:
         """Keep ``gradient`` (n, dim) of the keys ``keys[places]``, summed by key in the order given, until the

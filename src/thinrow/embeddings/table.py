@@ -114,7 +114,7 @@ class DynamicTable:
 
     def keys(self) -> Ints:
         """(n,) int64 copy: the key of each row."""
-        return self._index.keys.copy()
+        return self._index.keys()
 
     def rows(self, keys: Ints, *, insert: bool) -> Ints:
         """(n,) int64 row of each of ``keys`` (n,) int64; a key may appear many times.
@@ -146,7 +146,7 @@ class DynamicTable:
 
     def _start(self, before: int) -> None:
         """Make the vectors of the rows from ``before`` on."""
-        keys = self._index.keys[before:]
+        keys = self._index.keys(before)
         if self.init == "constant":
             self.values.grow(len(self))
         elif self.init in _INITS:
@@ -210,10 +210,10 @@ class DynamicTable:
             return 0
         usage = self.row_state(_USAGE, 2, dtype=np.int64)
         counts, last = usage.to_array().T
-        gone = self.budget.leaving(Usage(self._index.keys, counts, last, self.step), too_many)
+        gone = self.budget.leaving(Usage(self._index.keys(), counts, last, self.step), too_many)
         if not gone.any():
             return 0
-        before, lost = len(self), self._index.keys[gone]
+        before, lost = len(self), self._index.keys_of(np.flatnonzero(gone))
         source, target = self._index.drop(gone)
         for changes in self._trackers:
             changes.dropped(lost, gone, source, target)
@@ -367,7 +367,7 @@ class DynamicTable:
             DELTA + "n_rows": np.array(len(self)),
             DELTA + "from_rows": np.array(changes.marked_rows),
             DELTA + "gone": gone,
-            "keys": self._index.keys[rows],
+            "keys": self._index.keys_of(rows),
             "values": self.values.take(rows),
         }
         for name, blocks in self._row_state.items() if row_states else ():
@@ -479,7 +479,7 @@ class DynamicTable:
         self.traffic.sum += (len(rows) + len(distinct)) * self.dim * self.dtype.itemsize
         if bad >= 0:
             column = int(np.flatnonzero(~np.isfinite(sums[bad]))[0])
-            raise gradient_not_finite(self._index.keys[distinct[bad]], sums[bad, column], column)
+            raise gradient_not_finite(int(self._index.keys_of(distinct[bad : bad + 1])[0]), sums[bad, column], column)
         return distinct, sums
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from copy import deepcopy
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
 from thinrow.core.errors import InputError
+from thinrow.core.wrap import mix64_words
 from thinrow.embeddings import DynamicTable, SparseAdagrad, SparseAdam
+from thinrow.embeddings import index as index_module
+from thinrow.embeddings.index import INDEX_BYTES, KeyIndex
 from thinrow.kernels.numba import threads
 
 LOW, HIGH = -(2**63), 2**63 - 1
@@ -305,6 +310,45 @@ def test_a_row_state_has_one_shape():
     assert state.to_array().tolist() == [[1, 1]]
     with pytest.raises(InputError, match="row state 's' is float32 of width 2, asked for was int64 of width 2"):
         table.row_state("s", 2, dtype=np.int64)
+
+
+def test_the_index_grows_by_a_segment_at_a_time():
+    keys = np.random.default_rng(0).integers(LOW, HIGH, 300_000)
+    index, segments = KeyIndex(), [1]
+    for first in range(0, len(keys), 20_000):
+        index.rows(keys[first : first + 20_000], insert=True)
+        segments.append(len(index._slots))
+    assert max(np.diff(segments)) == 1
+    assert segments[-1] == -(-300_000 // (65_536 * 5 // 16))
+    assert index.n_bytes < 300_000 * INDEX_BYTES + (1 << 20) + 65_536 * 8
+    assert index.rows(keys, insert=False).tolist() == list(range(len(keys)))
+
+
+def test_keys_that_all_want_one_segment_are_found():
+    candidates = np.arange(1 << 19)
+    keys = candidates[mix64_words(candidates.view(np.uint64)) % np.uint64(128) == 5]
+    with patch.multiple(index_module, _SEGMENT_SLOTS=1024, _SLAB_SLOTS=4096):
+        for index in (KeyIndex(), KeyIndex(keys)):
+            assert index.rows(keys, insert=True).tolist() == list(range(len(keys)))
+            source, target = index.drop(keys % 3 == 0)
+            assert len(source) == len(target)
+            assert index.keys_of(index.rows(keys[keys % 3 != 0], insert=False).argsort()).shape == (len(index),)
+            assert index.rows(keys[keys % 3 == 0], insert=False).max() == -1
+
+
+def test_a_copy_of_a_table_is_another_table():
+    table = filled([7, -1])
+    other = deepcopy(table)
+    other.rows(np.array([9]), insert=True)
+    gradient_of_ones(other, [0])
+    assert table.keys().tolist() == [7, -1]
+    assert table.read(np.array([0])).tolist() == filled([7]).read(np.array([0])).tolist()
+    assert other.rows(np.array([9, 7]), insert=False).tolist() == [2, 0]
+
+
+def gradient_of_ones(table, rows):
+    table.add_gradient(np.array(rows), np.ones((len(rows), 3), np.float32))
+    adagrad(table).step()
 
 
 def test_torch_is_needed_by_the_module_alone():

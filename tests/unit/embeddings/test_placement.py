@@ -23,7 +23,7 @@ def test_a_large_table_is_spread_and_a_small_one_whole():
     assert not plan["items"].whole
     assert plan["stores"].whole
     # 12.5 M rows of 64 floats, as many of Adagrad, and their index.
-    assert plan["items"].bytes_a_rank == 12_500_000 * (2 * 256 + 80)
+    assert plan["items"].bytes_a_rank == 12_500_000 * (2 * 256 + 60)
     # Three quarters of 30,000 ids and vectors, and as many ids and gradients.
     assert plan["items"].exchange_ms == pytest.approx(22_500 * 2 * 264 / 1e9 * 1e3)
     assert plan["stores"].exchange_ms == pytest.approx(40 * 3 * 72 / 1e9 * 1e3)
@@ -38,9 +38,9 @@ def test_a_large_table_is_spread_and_a_small_one_whole():
 def test_it_prints_its_estimate():
     plan = plan_tables([ITEMS, STORES], ranks=4, memory_bytes=12 << 30, rates=RATES)
     assert str(plan).splitlines() == [
-        "4 ranks, float32 on the wire, 7,400 of 12,885 MB a rank, 72.60 ms a step",
+        "4 ranks, float32 on the wire, 7,150 of 12,885 MB a rank, 72.60 ms a step",
         "table             rows   dim  placed           MB  exchange   look-up    update ms",
-        "items       50,000,000    64  row-wise    7,400.0    11.880    32.653    26.224",
+        "items       50,000,000    64  row-wise    7,150.0    11.880    32.653    26.224",
         "stores              40    16  whole           0.0     0.009     0.286     0.045",
         "waiting                                                1.500",
     ]

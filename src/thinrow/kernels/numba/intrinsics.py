@@ -31,6 +31,16 @@ def pointer(typingctx: Any, address: Any) -> Any:
     return types.voidptr(types.intp), emit
 
 
+@intrinsic
+def pointer_like(typingctx: Any, address: Any, like: Any) -> Any:
+    """A pointer to elements of ``like``'s type."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like.dtype)(address, like), emit  # type: ignore[no-untyped-call]
+
+
 @njit
 def address(array: Any) -> Any:
     """Of an array's memory, as int64: what numba gives is unsigned, and kernels would be compiled for both."""

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
-from numba.core import types
 
+from thinrow.core.blocks import addresses_of
 from thinrow.core.wrap import GOLDEN64, MASK64, mix64
-from thinrow.kernels.numba.intrinsics import LINE, address, pass_line, prefetch, prefetch_range
-from thinrow.kernels.numba.jit import intrinsic, njit
+from thinrow.kernels.numba.intrinsics import LINE, address, pass_line, pointer_like, prefetch, prefetch_range
+from thinrow.kernels.numba.jit import njit
 from thinrow.kernels.numba.scalar import GOLDEN, mix
 from thinrow.kernels.numba.threads import even_bounds, slice_count, spread
 from thinrow.kernels.reference import table as reference
@@ -35,91 +35,9 @@ _PAST_BYTES = 1 << 22
 _DIGIT = 11
 
 
-@intrinsic
-def _pointer(typingctx: Any, address: Any, like: Any) -> Any:
-    """A pointer to elements of ``like``'s type."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(like.dtype)(address, like), emit  # type: ignore[no-untyped-call]
-
-
-@njit
-def _home(key: Any, mask: int) -> Any:
-    return np.int64(mix(np.uint64(key)) & np.uint64(mask))
-
-
-@njit
-def _probe(slots: Ints, at: int, key: Any) -> int:
-    """From slot ``at`` on, the slot that holds ``key`` or the empty one where it belongs."""
-    while slots[at, 1] >= 0 and slots[at, 0] != key:
-        at = (at + 1) & (len(slots) - 1)
-    return at
-
-
 @njit
 def _address(addresses: Ints, shift: int, row: int, row_bytes: int) -> Any:
     return addresses[row >> shift] + (row & ((1 << shift) - 1)) * row_bytes
-
-
-@njit
-def _find(slots: Ints, wanted: Ints, rows: Ints, first: int, last: int) -> None:
-    mask = len(slots) - 1
-    base = slots.ctypes.data
-    for i in range(first, last):
-        if i + _AHEAD < last:
-            prefetch(base + _home(wanted[i + _AHEAD], mask) * 16)
-        rows[i] = slots[_probe(slots, _home(wanted[i], mask), wanted[i]), 1]
-
-
-@njit
-def insert_keys(slots: Ints, keys: Ints, n_rows: int, wanted: Ints, rows: Ints, start: int) -> tuple[int, int]:
-    mask = len(slots) - 1
-    for i in range(start, len(wanted)):
-        if rows[i] >= 0:
-            continue
-        at = _probe(slots, _home(wanted[i], mask), wanted[i])
-        if slots[at, 1] < 0:
-            if n_rows == len(keys):
-                return i, n_rows
-            slots[at, 0] = wanted[i]
-            slots[at, 1] = n_rows
-            keys[n_rows] = wanted[i]
-            n_rows += 1
-        rows[i] = slots[at, 1]
-    return len(wanted), n_rows
-
-
-@njit
-def place_keys(slots: Ints, keys: Ints) -> int:
-    mask = len(slots) - 1
-    base = slots.ctypes.data
-    for row in range(len(keys)):
-        if row + _AHEAD < len(keys):
-            prefetch(base + _home(keys[row + _AHEAD], mask) * 16)
-        at = _probe(slots, _home(keys[row], mask), keys[row])
-        if slots[at, 1] >= 0:
-            return row
-        slots[at, 0] = keys[row]
-        slots[at, 1] = row
-    return -1
-
-
-@njit
-def count_keys(cells: npt.NDArray[np.uint8], keys: Ints) -> npt.NDArray[np.uint8]:
-    out = np.empty(len(keys), np.uint8)
-    mask = np.uint64(cells.shape[1] - 1)
-    for i in range(len(keys)):
-        word = mix(np.uint64(keys[i]))
-        a, b = word & mask, (word >> _S32) & mask
-        count = min(cells[0, a], cells[1, b])
-        if count < 255:
-            count += 1
-        cells[0, a] = max(cells[0, a], count)
-        cells[1, b] = max(cells[1, b], count)
-        out[i] = count
-    return out
 
 
 @njit
@@ -128,7 +46,7 @@ def _touch(addresses: Ints, shift: int, rows: Ints, step: int) -> None:
         if i + _AHEAD < len(rows) and rows[i + _AHEAD] >= 0:
             prefetch(_address(addresses, shift, rows[i + _AHEAD], 16))
         if rows[i] >= 0:
-            held = carray(_pointer(_address(addresses, shift, rows[i], 16), rows), (2,))
+            held = carray(pointer_like(_address(addresses, shift, rows[i], 16), rows), (2,))
             held[0] += 1
             held[1] = step
 
@@ -141,7 +59,7 @@ def _start(
     width = like.shape[1]
     row_bytes = width * like.itemsize
     for i in range(first, last):
-        value = carray(_pointer(_address(addresses, shift, row + i, row_bytes), like), (width,))
+        value = carray(pointer_like(_address(addresses, shift, row + i, row_bytes), like), (width,))
         word = mix(np.uint64(keys[i]) ^ seeded)
         for c in range(width):
             # Two assignments: the first is exact in any dtype, the second rounds in the table's.
@@ -182,7 +100,7 @@ def _gather(addresses: Ints, shift: int, n_rows: int, rows: Ints, out: Floats, f
             for at in range(0, row_bytes, LINE):
                 pass_line(begin + at, address(out) + i * row_bytes + at)
         elif 0 <= row < n_rows:
-            value = carray(_pointer(_address(addresses, shift, row, row_bytes), out), (width,))
+            value = carray(pointer_like(_address(addresses, shift, row, row_bytes), out), (width,))
             for c in range(width):
                 out[i, c] = value[c]
         elif row == -1:
@@ -210,7 +128,7 @@ def _pool(
                     prefetch_range(_address(addresses, shift, later, row_bytes), row_bytes)
             row = rows[i]
             if 0 <= row < n_rows:
-                value = carray(_pointer(_address(addresses, shift, row, row_bytes), out), (width,))
+                value = carray(pointer_like(_address(addresses, shift, row, row_bytes), out), (width,))
                 for c in range(width):
                     out[b, c] += value[c]
             elif row != -1 and bad < 0:
@@ -308,8 +226,8 @@ def _adagrad(
         if i + _AHEAD < last:
             prefetch_range(_address(values, shift, rows[i + _AHEAD], row_bytes), row_bytes)
             prefetch_range(_address(sums, shift, rows[i + _AHEAD], row_bytes), row_bytes)
-        value = carray(_pointer(_address(values, shift, rows[i], row_bytes), gradient), (width,))
-        total = carray(_pointer(_address(sums, shift, rows[i], row_bytes), gradient), (width,))
+        value = carray(pointer_like(_address(values, shift, rows[i], row_bytes), gradient), (width,))
+        total = carray(pointer_like(_address(sums, shift, rows[i], row_bytes), gradient), (width,))
         for c in range(width):
             g = gradient[i, c] if decay == 0 else gradient[i, c] + decay * value[c]
             s = total[c] + g * g
@@ -330,8 +248,8 @@ def _rowwise_adagrad(
         if i + _AHEAD < last:
             prefetch_range(_address(values, shift, rows[i + _AHEAD], row_bytes), row_bytes)
             prefetch(_address(sums, shift, rows[i + _AHEAD], gradient.itemsize))
-        value = carray(_pointer(_address(values, shift, rows[i], row_bytes), gradient), (width,))
-        held = carray(_pointer(_address(sums, shift, rows[i], gradient.itemsize), gradient), (1,))
+        value = carray(pointer_like(_address(values, shift, rows[i], row_bytes), gradient), (width,))
+        held = carray(pointer_like(_address(sums, shift, rows[i], gradient.itemsize), gradient), (1,))
         # One after another: a sum in any other order would round otherwise.
         total[0] = 0
         for c in range(width):
@@ -355,7 +273,7 @@ def _sgd(values: Ints, shift: int, rows: Ints, gradient: Floats, scalars: Floats
     for i in range(first, last):
         if i + _AHEAD < last:
             prefetch_range(_address(values, shift, rows[i + _AHEAD], row_bytes), row_bytes)
-        value = carray(_pointer(_address(values, shift, rows[i], row_bytes), gradient), (width,))
+        value = carray(pointer_like(_address(values, shift, rows[i], row_bytes), gradient), (width,))
         for c in range(width):
             g = gradient[i, c] if decay == 0 else gradient[i, c] + decay * value[c]
             value[c] -= lr * g
@@ -402,10 +320,10 @@ def _adam(
             prefetch_range(_address(means, shift, later, row_bytes), row_bytes)
             prefetch_range(_address(squares, shift, later, row_bytes), row_bytes)
             prefetch(_address(steps, shift, later, 8))
-        value = carray(_pointer(_address(values, shift, rows[i], row_bytes), gradient), (width,))
-        mean = carray(_pointer(_address(means, shift, rows[i], row_bytes), gradient), (width,))
-        square = carray(_pointer(_address(squares, shift, rows[i], row_bytes), gradient), (width,))
-        step = carray(_pointer(_address(steps, shift, rows[i], 8), rows), (1,))
+        value = carray(pointer_like(_address(values, shift, rows[i], row_bytes), gradient), (width,))
+        mean = carray(pointer_like(_address(means, shift, rows[i], row_bytes), gradient), (width,))
+        square = carray(pointer_like(_address(squares, shift, rows[i], row_bytes), gradient), (width,))
+        step = carray(pointer_like(_address(steps, shift, rows[i], 8), rows), (1,))
         step[0] += 1
         corrections[0] = lr / (1.0 - _power(beta1, step[0]))
         corrections[1] = np.sqrt(1.0 - _power(beta2, step[0]))
@@ -419,35 +337,29 @@ def _adam(
             value[c] = value[c] * kept - rate * (m / (np.sqrt(v) / root + eps))
 
 
-def find_keys(slots: Ints, wanted: Ints) -> Ints:
-    rows = np.empty(len(wanted), np.int64)
-    spread(lambda a, b: _find(slots, wanted, rows, a, b), even_bounds(len(wanted), LINE))
-    return rows
-
-
 def touch_rows(usage: Sequence[Ints], rows: Ints, step: int) -> None:
     # In one thread: a row may be there more than once.
-    _touch(_addresses(usage), _shift(usage), rows, step)
+    _touch(addresses_of(usage), _shift(usage), rows, step)
 
 
 def start_rows(blocks: Sequence[Floats], first: int, keys: Ints, seed: int, scale: float, normal: bool) -> None:
     if not blocks:
         return
     seeded = np.uint64(mix64((seed + GOLDEN64) & MASK64))
-    addresses, shift, like = _addresses(blocks), _shift(blocks), blocks[0]
+    addresses, shift, like = addresses_of(blocks), _shift(blocks), blocks[0]
     typed = like.dtype.type(scale)
     bounds = even_bounds(len(keys), _row_bytes(like))
     spread(lambda a, b: _start(addresses, shift, like, first, keys, seeded, typed, normal, a, b), bounds)
 
 
 def gather_rows(blocks: Sequence[Floats], n_rows: int, rows: Ints, out: Floats) -> int:
-    addresses, shift = _addresses(blocks), _shift(blocks)
+    addresses, shift = addresses_of(blocks), _shift(blocks)
     bounds = even_bounds(len(rows), 2 * _row_bytes(out))
     return _first(spread(lambda a, b: _gather(addresses, shift, n_rows, rows, out, a, b), bounds))
 
 
 def pool_rows(blocks: Sequence[Floats], n_rows: int, rows: Ints, bounds: Ints, out: Floats) -> int:
-    addresses, shift = _addresses(blocks), _shift(blocks)
+    addresses, shift = addresses_of(blocks), _shift(blocks)
     ends = _bounds_of_equal_parts(bounds, len(rows), _row_bytes(out))
     return _first(spread(lambda a, b: _pool(addresses, shift, n_rows, rows, bounds, out, a, b), ends))
 
@@ -477,7 +389,7 @@ def sum_groups(gradient: Floats, order: Ints, starts: Ints, out: Floats) -> int:
 def adagrad_rows(
     values: Sequence[Floats], sums: Sequence[Floats], rows: Ints, gradient: Floats, lr: float, eps: float, decay: float
 ) -> None:
-    at, sums_at, shift = _addresses(values), _addresses(sums), _shift(values)
+    at, sums_at, shift = addresses_of(values), addresses_of(sums), _shift(values)
     scalars = np.array([lr, eps, decay], gradient.dtype)
     bounds = even_bounds(len(rows), 5 * _row_bytes(gradient))
     spread(lambda a, b: _adagrad(at, sums_at, shift, rows, gradient, scalars, a, b), bounds)
@@ -486,14 +398,14 @@ def adagrad_rows(
 def rowwise_adagrad_rows(
     values: Sequence[Floats], sums: Sequence[Floats], rows: Ints, gradient: Floats, lr: float, eps: float, decay: float
 ) -> None:
-    at, sums_at, shift = _addresses(values), _addresses(sums), _shift(values)
+    at, sums_at, shift = addresses_of(values), addresses_of(sums), _shift(values)
     scalars = np.array([lr, eps, decay], gradient.dtype)
     bounds = even_bounds(len(rows), 3 * _row_bytes(gradient))
     spread(lambda a, b: _rowwise_adagrad(at, sums_at, shift, rows, gradient, scalars, a, b), bounds)
 
 
 def sgd_rows(values: Sequence[Floats], rows: Ints, gradient: Floats, lr: float, decay: float) -> None:
-    at, shift, scalars = _addresses(values), _shift(values), np.array([lr, decay], gradient.dtype)
+    at, shift, scalars = addresses_of(values), _shift(values), np.array([lr, decay], gradient.dtype)
     bounds = even_bounds(len(rows), 3 * _row_bytes(gradient))
     spread(lambda a, b: _sgd(at, shift, rows, gradient, scalars, a, b), bounds)
 
@@ -512,7 +424,7 @@ def adam_rows(
     decay: float,
     decoupled: float,
 ) -> None:
-    v, m, s, t = (_addresses(blocks) for blocks in (values, means, squares, steps))
+    v, m, s, t = (addresses_of(blocks) for blocks in (values, means, squares, steps))
     shift = _shift(values)
     scalars = np.array([1 - beta1, beta2, 1 - beta2, eps, decay, 1 - lr * decoupled], gradient.dtype)
     bounds = even_bounds(len(rows), 7 * _row_bytes(gradient))
@@ -525,10 +437,6 @@ def _bounds_of_equal_parts(starts: Ints, n: int, item_bytes: int) -> list[int]:
     count = slice_count(n * item_bytes)
     ends = np.searchsorted(starts[1:], [n * k // count for k in range(1, count)], side="right")
     return [0, *ends.tolist(), len(starts) - 1]
-
-
-def _addresses(blocks: Sequence[npt.NDArray[Any]]) -> Ints:
-    return np.array([block.ctypes.data for block in blocks], np.int64)
 
 
 def _shift(blocks: Sequence[npt.NDArray[Any]]) -> int:

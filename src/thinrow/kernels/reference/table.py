@@ -1,15 +1,7 @@
 """Kernels of the dynamic embedding table in NumPy: the oracle that other backends must equal bit for bit.
 
-Keys are any int64. The index is an open-addressing hash table, ``slots`` (S, 2) int64 with S a power of two: (key, row)
-each, row -1 where empty. A key is looked for from ``mix64(key) mod S`` upwards, cyclically, until it or an empty slot
-is met. ``keys`` (S / 2,) int64 holds the key of each row, so at most half of the slots are taken.
-
 Rows are kept in equal blocks whose row count is a power of two: row r is ``blocks[r // R][r % R]`` with R = ``len(
 blocks[0])``. A new block never moves an old one.
-
-Worked example: with S = 4 the keys 0, 5 and 7 all start at slot 0. Inserting 0 and 5 makes ``slots``
-``[[0, 0], [5, 1], [-, -1], [-, -1]]``; looking 7 up passes both and ends at slot 2, so the rows of keys (5, 7, 0) are
-(1, -1, 0).
 """
 
 from __future__ import annotations
@@ -24,71 +16,6 @@ from thinrow.core.wrap import GOLDEN64, mix64, mix64_words
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.int64]
-
-
-def find_keys(slots: Ints, wanted: Ints) -> Ints:
-    """(n,) int64 row of each wanted key, -1 where it is absent."""
-    mask = len(slots) - 1
-    rows = np.full(len(wanted), -1, np.int64)
-    left = np.arange(len(wanted))
-    at = _home(wanted, mask)
-    while len(left):
-        key, row = slots[at].T
-        rows[left] = row
-        go_on = (row >= 0) & (key != wanted[left])
-        left, at = left[go_on], (at[go_on] + 1) & mask
-    return rows
-
-
-def insert_keys(slots: Ints, keys: Ints, n_rows: int, wanted: Ints, rows: Ints, start: int) -> tuple[int, int]:
-    """Give a row to each wanted key from position ``start`` on whose ``rows`` entry is negative.
-
-    New keys get rows ``n_rows``, ``n_rows + 1``, ... in order of first appearance. Changes ``slots``, ``keys`` and
-    ``rows``. Returns the position at which it ended and the new number of rows; it ends early, before a new key, when
-    ``keys`` is full.
-    """
-    mask = len(slots) - 1
-    home = _home(wanted, mask)
-    for i in range(start, len(wanted)):
-        if rows[i] >= 0:
-            continue
-        at = _probe(slots, int(home[i]), wanted[i])
-        if slots[at, 1] < 0:
-            if n_rows == len(keys):
-                return i, n_rows
-            slots[at] = wanted[i], n_rows
-            keys[n_rows] = wanted[i]
-            n_rows += 1
-        rows[i] = slots[at, 1]
-    return len(wanted), n_rows
-
-
-def place_keys(slots: Ints, keys: Ints) -> int:
-    """Put ``keys`` as rows 0, 1, ... into empty ``slots``; the first row whose key was there already, or -1."""
-    home = _home(keys, len(slots) - 1)
-    for row in range(len(keys)):
-        at = _probe(slots, int(home[row]), keys[row])
-        if slots[at, 1] >= 0:
-            return row
-        slots[at] = keys[row], row
-    return -1
-
-
-def count_keys(cells: npt.NDArray[np.uint8], keys: Ints) -> npt.NDArray[np.uint8]:
-    """Count each key, one after another, in a sketch of two rows; (n,) its count after that, at most 255.
-
-    With w = mix64(key), the cells of a key are ``cells[0, w mod m]`` and ``cells[1, (w >> 32) mod m]``, m a power of
-    two; its count is the lesser, and counting raises the cells that hold no more than it.
-    """
-    out = np.empty(len(keys), np.uint8)
-    words = mix64_words(keys.view(np.uint64))
-    mask = np.uint64(cells.shape[1] - 1)
-    for i, (a, b) in enumerate(zip(words & mask, (words >> np.uint64(32)) & mask, strict=True)):
-        count = min(int(cells[0, a]), int(cells[1, b]))
-        count = min(count + 1, 255)
-        cells[0, a], cells[1, b] = max(cells[0, a], count), max(cells[1, b], count)
-        out[i] = count
-    return out
 
 
 def touch_rows(usage: Sequence[Ints], rows: Ints, step: int) -> None:
@@ -259,16 +186,6 @@ def adam_rows(
 
 def _decayed(values: Sequence[Floats], rows: Ints, gradient: Floats, decay: float) -> Floats:
     return gradient if decay == 0 else gradient + gradient.dtype.type(decay) * _get(values, rows)
-
-
-def _home(keys: Ints, mask: int) -> Ints:
-    return (mix64_words(keys.view(np.uint64)) & np.uint64(mask)).astype(np.int64)
-
-
-def _probe(slots: Ints, at: int, key: np.int64) -> int:
-    while slots[at, 1] >= 0 and slots[at, 0] != key:
-        at = (at + 1) & (len(slots) - 1)
-    return at
 
 
 def _get(blocks: Sequence[npt.NDArray[Any]], rows: Ints) -> npt.NDArray[Any]:
