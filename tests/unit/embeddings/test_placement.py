@@ -90,7 +90,7 @@ def test_more_ranks_touch_more_keys_but_no_more_than_there_are():
 
 
 def test_what_is_refused():
-    with pytest.raises(InputError, match=r"memory_bytes=1,000: spread over 4 ranks.*take about 29600009 ranks"):
+    with pytest.raises(InputError, match=r"memory_bytes=1,000: spread over 4 ranks.*take about 28600008 ranks"):
         plan_tables([ITEMS, STORES], ranks=4, memory_bytes=1000, rates=RATES)
     with pytest.raises(InputError, match="wire='float8'; it must be one of float32, float64, bfloat16"):
         plan_tables([ITEMS], ranks=4, memory_bytes=12 << 30, rates=RATES, wire="float8")
