@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from thinrow.core.errors import InputError
-from thinrow.kernels import BACKENDS, kernel, prefix, use
+from thinrow.kernels import BACKENDS, cut, kernel, use
+from thinrow.kernels.distance import Bias, Distances
 from thinrow.kernels.prefix import PrefixLayout
+from thinrow.kernels.sequence import SequenceLayout
 from thinrow.kernels.torch import hstu as fast
 
 
@@ -178,8 +180,8 @@ def test_a_query_alone_gets_the_same_bits_as_in_a_batch():
 @pytest.fixture
 def small_parts(monkeypatch):
     """Tasks of few pairs, rows split in backward, threads for any size."""
-    monkeypatch.setattr(prefix, "_TASK_PAIRS", 500)
-    monkeypatch.setattr(prefix, "_PART_PAIRS", 2_000)
+    monkeypatch.setattr(cut, "_TASK_PAIRS", 500)
+    monkeypatch.setattr(cut, "_PART_PAIRS", 2_000)
     monkeypatch.setattr(fast, "_ALONE", 0)
 
 
@@ -236,6 +238,109 @@ def test_gradcheck(attention, layout):
     inputs = [x.requires_grad_() for x in tensors(layout, heads=1, d=3, e=2)]
     # In fast mode, along random directions, where every number at a time would take seconds.
     assert torch.autograd.gradcheck(lambda *x: attention(*x, layout, 0.5), inputs, fast_mode=layout.n_queries > 30)
+
+
+def biases_of(layout, heads=1, dtype=torch.float64):
+    """Of positions, near ones apart, and of times, hours apart."""
+    draw = np.random.default_rng(5)
+    times = np.cumsum(draw.integers(0, 7_200_000, layout.n_keys))
+    places = Distances.of(layout.positions, layout.positions, 3), Distances.of_times(times, times, 1)
+    sizes = (20, 40)
+    return [
+        Bias(torch.from_numpy(draw.normal(size=(heads, n))).to(dtype), p) for n, p in zip(sizes, places, strict=True)
+    ]
+
+
+MTGR = SequenceLayout([0, 45, 57], context=[2, 0], targets=[3, 2], seen=[0, 30, 40, 10, 9], window=6, first=1)
+
+
+def test_gradcheck_of_ranges_and_biases(attention):
+    inputs, biases = tensors(MTGR, heads=2, d=3, e=2), biases_of(MTGR, heads=2)
+    leaves = [x.requires_grad_() for x in (*inputs, *(b.table_HN for b in biases))]
+
+    def attend(q, k, v, *tables):
+        return attention(q, k, v, MTGR, 0.5, [Bias(t, b.distances) for t, b in zip(tables, biases, strict=True)])
+
+    assert torch.autograd.gradcheck(attend, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("bits", "distance", "bucket"),
+    [(2, d, b) for d, b in enumerate([0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 8, 8, 9, 9, 9, 9, 10])]
+    + [
+        (2, -5, 0),
+        (0, 0, 0),
+        (0, 1, 1),
+        (0, 2, 1),
+        (0, 3, 2),
+        (0, 7, 3),
+        (5, 31, 31),
+        (5, 33, 32),
+        (5, 65, 48),
+        (12, 4095, 99),
+    ],
+)
+def test_the_bucket_of_a_distance(attention, bits, distance, bucket):
+    """The score is the number of the bucket; the last of 100 takes all that is farther."""
+    layout, one = PrefixLayout([0, 1], [0, 1], [1]), torch.ones(1, 1, 1, dtype=torch.float64)
+    bias = Bias(torch.arange(100, dtype=torch.float64)[None], Distances.of([distance], [0], bits))
+    out = attention(0 * one, one, one, layout, 1.0, [bias])
+    assert float(out) == pytest.approx(bucket / (1 + math.exp(-bucket)), rel=1e-14)
+
+
+def test_heads_share_a_table_that_is_expanded(attention):
+    layout = SequenceLayout([0, 50])
+    table, distances = biases_of(layout)[0]
+    inputs = tensors(layout)
+    each, shared = table.repeat(2, 1).requires_grad_(), table.clone().requires_grad_()
+    for rows in (each, shared.expand(2, -1)):
+        attention(*inputs, layout, 0.3, [Bias(rows, distances)]).sum().backward()
+    torch.testing.assert_close(shared.grad, each.grad.sum(0, keepdim=True))
+
+
+def test_gradients_of_tables_are_the_same_bits_on_any_threads(small_parts, threads):
+    layout = SequenceLayout([0, 300, 305, 440], context=2, targets=3, window=50)
+    inputs, biases = tensors(layout, dtype=torch.float32), biases_of(layout, 2, torch.float32)
+    found = []
+    for n in (1, 2, 2, 3):
+        threads(n)
+        tables = [b.table_HN.clone().requires_grad_() for b in biases]
+        given = [Bias(t, b.distances) for t, b in zip(tables, biases, strict=True)]
+        of_backend("numba")(*inputs, layout, 0.3, given).square().sum().backward()
+        found.append([t.grad for t in tables])
+    for grads in found[1:]:
+        assert all(map(torch.equal, grads, found[0]))
+
+
+def test_long_sums_for_a_bias_lose_nothing():
+    """More steps than a thread sums in single precision; two buckets take them all."""
+    layout = PrefixLayout([0, 64], [0, 9_000], [9_000] * 64)
+    inputs = tensors(layout, d=8, e=8, dtype=torch.float32)
+    distances = Distances.of(np.zeros(64, np.int64), np.arange(9_000) % 2 - 1, 0)
+    found = []
+    for backend, kind in (("numba", torch.float32), ("reference", torch.float64)):
+        table = torch.zeros(2, 3, dtype=kind, requires_grad=True)
+        out = of_backend(backend)(*(x.to(kind) for x in inputs), layout, 0.3, [Bias(table, distances)])
+        out.sum().backward()
+        found.append(table.grad.double())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("table", "places", "scale", "message"),
+    [
+        (torch.zeros(1, 4), ([0, 1], [0, 1]), 1.0, r"bias 0 has a table of shape \(1, 4\); pass \(2, buckets\)"),
+        (torch.zeros(2, 0), ([0, 1], [0, 1]), 1.0, r"shape \(2, 0\)"),
+        (torch.zeros(2, 4).double(), ([0, 1], [0, 1]), 1.0, "bias 0 has a table of torch.float64 on cpu and q is"),
+        (torch.zeros(2, 4), ([0], [0, 1]), 1.0, "bias 0 has places of 1 tokens of q, which has 2"),
+        (torch.zeros(2, 4), ([0, 1], [0]), 1.0, "places of 1 tokens of k, which has 2"),
+        (torch.zeros(2, 4), ([0, 1], [0, 1]), 0.0, "scale=0 with biases"),
+    ],
+)
+def test_biases_that_do_not_fit_are_refused(attention, table, places, scale, message):
+    x = torch.zeros(2, 2, 8)
+    with pytest.raises(InputError, match=message):
+        attention(x, x, x, causal(2), scale, [Bias(table, Distances.of(*places, 2))])
 
 
 @pytest.mark.parametrize("needs", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1)])
@@ -352,7 +457,7 @@ def test_the_plan_covers_every_query_once(small_parts):
     assert plan is layout.plan
     covered = [i for first, n, *_ in plan.blocks.tolist() for i in range(first, first + n)]
     assert covered == list(range(400))
-    assert max(plan.blocks[:, 1]) == prefix.BLOCK
+    assert max(plan.blocks[:, 1]) == cut.BLOCK
     blocks = [b for first, stop, _ in plan.chunks.tolist() for b in range(first, stop)]
     assert blocks == list(range(len(plan.blocks)))
     for tasks, n in ((plan.tasks, len(plan.blocks)), (plan.chunk_tasks, len(plan.chunks))):

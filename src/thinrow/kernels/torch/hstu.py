@@ -11,55 +11,83 @@ other queries there are and however many threads; so are gradients, but for dk a
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from threading import Thread
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from thinrow.core.errors import InputError
-from thinrow.kernels.numba.hstu import VECTOR_BYTES, Grads, Tokens, Work, attend, attend_backward
-from thinrow.kernels.prefix import PrefixLayout, check_inputs
+from thinrow.core.ragged import offsets_of
+from thinrow.kernels.distance import Bias, Distances, check_biases
+from thinrow.kernels.layout import AttentionLayout, check_inputs
+from thinrow.kernels.numba.hstu import Biases, Grads, Tokens, Work, attend, attend_backward
+from thinrow.kernels.numba.vectors import VECTOR_BYTES
+
+Ints = npt.NDArray[np.int64]
 
 #: Products of two numbers below which a second thread costs more than it saves.
 _ALONE = 1 << 23
 
+_NO_PLACES = np.empty((0, 0), np.int32)
+
 
 def hstu_attention(
-    q_THD: torch.Tensor, k_SHD: torch.Tensor, v_SHE: torch.Tensor, layout: PrefixLayout, scale: float
+    q_THD: torch.Tensor,
+    k_SHD: torch.Tensor,
+    v_SHE: torch.Tensor,
+    layout: AttentionLayout,
+    scale: float,
+    biases: Sequence[Bias] = (),
 ) -> torch.Tensor:
-    """(T, H, E): of each query and head the sum over the visible keys j of ``silu(scale * q . k[j]) * v[j]``.
+    """(T, H, E): of each query and head the sum over the keys j that it sees of ``silu(score[j]) * v[j]``, where
+    ``score[j]`` is ``scale * q . k[j]`` and each bias at the bucket of the distance to j.
 
     T queries, S keys, H heads, D and E widths; float32 or float64 on CPU, any strides. The pointwise attention of HSTU
     (Zhai et al., "Actions Speak Louder than Words", 2024, eq. 2) without its normaliser, by which the caller divides.
-    Runs on ``torch.get_num_threads()`` threads. Differentiable once.
+    Runs on ``torch.get_num_threads()`` threads. Differentiable once, in the tables of biases too.
 
     Raises:
         InputError: tensors that do not fit the layout or each other, another data type or device.
     """
     check_inputs(layout, q_THD, k_SHD, v_SHE)
+    check_biases(tuple(biases), q_THD, layout.n_keys, scale)
     if q_THD.device.type != "cpu" or q_THD.dtype not in (torch.float32, torch.float64):
         raise InputError(
             f"the compiled attention takes float32 or float64 on cpu, not {q_THD.dtype} on {q_THD.device}; "
             'convert, or use the backend "reference"'
         )
-    out: torch.Tensor = _Attention.apply(q_THD, k_SHD, v_SHE, layout, scale)  # type: ignore[no-untyped-call]
+    distances = tuple(b.distances for b in biases)
+    table = torch.cat([b.table_HN for b in biases], dim=1) if biases else q_THD.new_empty((q_THD.shape[1], 0))
+    at = offsets_of([b.table_HN.shape[1] for b in biases])
+    out: torch.Tensor = _Attention.apply(q_THD, k_SHD, v_SHE, table, layout, scale, distances, at)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PrefixLayout, scale: float) -> Any:
-        ctx.save_for_backward(q, k, v)
-        ctx.layout, ctx.scale = layout, scale
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        table: torch.Tensor,
+        layout: AttentionLayout,
+        scale: float,
+        distances: tuple[Distances, ...],
+        at: Ints,
+    ) -> Any:
+        ctx.save_for_backward(q, k, v, table)
+        ctx.rest = layout, scale, distances, at
         width = v.shape[2]
         q, k, v = _whole(q), _whole(k), _whole(v)
         out = _new(len(q), v)
-        plan, work, into = layout.plan, _work(layout, scale, q, k, v), _tokens(out)
+        plan, work, into = layout.plan, _work(q, k, v, table, *ctx.rest), _tokens(out)
         products = plan.cost * work.heads * (work.d + work.e)
         _on_threads(lambda counter: attend(counter, plan.tasks, plan.blocks, work, into), products)
         return out[:, :, :width]
@@ -67,14 +95,17 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> Any:
-        saved, layout = ctx.saved_tensors, ctx.layout
+        *saved, table = ctx.saved_tensors
+        plan, scale = ctx.rest[0].plan, ctx.rest[1]
         needs = need_q, need_k, need_v = ctx.needs_input_grad[:3]
         q, k, v, dout = (_whole(x) for x in (*saved, dout))
-        plan, work = layout.plan, _work(layout, ctx.scale, q, k, v)
+        work = _work(q, k, v, table, *ctx.rest)
         rows = (len(q), plan.n_rows, plan.n_rows)
         made = [_new(n if need else 0, x, np.zeros) for x, n, need in zip((q, k, v), rows, needs, strict=True)]
+        n_units = (len(plan.chunk_tasks) - 1) * work.heads if ctx.needs_input_grad[3] else 0
+        sums = np.zeros((n_units, table.shape[1]))
         dq, dk, dv = map(_tokens, made)
-        grads = Grads(_tokens(dout), dq, dk, dv, need_q, need_k, need_v, type(work.scale)(1))
+        grads = Grads(_tokens(dout), dq, dk, dv, need_q, need_k, need_v, type(work.scale)(1), sums)
         products = plan.cost * work.heads * 2 * (work.d + work.e)
         _on_threads(
             lambda counter: attend_backward(counter, plan.chunk_tasks, plan.chunks, plan.blocks, work, grads), products
@@ -82,8 +113,11 @@ class _Attention(torch.autograd.Function):
         for x in (x for x, need in zip(made[1:], needs[1:], strict=True) if need):
             for first, stop, at in plan.folds:
                 x[first:stop] += x[at : at + stop - first]
-        cut = (x[: len(s), :, : s.shape[2]] if need else None for x, s, need in zip(made, saved, needs, strict=True))
-        return (*cut, None, None)
+        cut = [x[: len(s), :, : s.shape[2]] if need else None for x, s, need in zip(made, saved, needs, strict=True)]
+        dtable = None
+        if ctx.needs_input_grad[3]:
+            dtable = torch.from_numpy(sums.reshape(-1, *table.shape).sum(axis=0) / scale).to(table.dtype)
+        return (*cut, dtable, None, None, None, None)
 
 
 def _whole(x: torch.Tensor) -> torch.Tensor:
@@ -108,9 +142,26 @@ def _tokens(x: torch.Tensor) -> Tokens:
     return Tokens(x.as_strided((reach,), (1,)).numpy(), x.stride(0), x.stride(1))
 
 
-def _work(layout: PrefixLayout, scale: float, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Work:
+def _work(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    layout: AttentionLayout,
+    scale: float,
+    distances: tuple[Distances, ...],
+    at: Ints,
+) -> Work:
     factor = np.float32(scale) if q.dtype == torch.float32 else np.float64(scale)
-    return Work(layout.visible, _tokens(q), _tokens(k), _tokens(v), factor, q.shape[1], q.shape[2], v.shape[2])
+    biases = Biases(
+        table.detach().contiguous().numpy().reshape(-1),
+        at,
+        np.stack([d.q for d in distances]) if distances else _NO_PLACES,
+        np.stack([d.k for d in distances]) if distances else _NO_PLACES,
+        np.array([d.bits for d in distances], np.int64),
+    )
+    tokens = _tokens(q), _tokens(k), _tokens(v)
+    return Work(layout.bounds, *tokens, factor, q.shape[1], q.shape[2], v.shape[2], biases)
 
 
 def _on_threads(work: Callable[[Any], None], products: int) -> None:
