@@ -64,11 +64,12 @@ def _contestants(work: Path, rows: int) -> dict[str, Read]:
         export(work / dtype, 1, {"": state}, dtype=dtype)
         reads[dtype] = _served(work / dtype)
     changes, base = table.track(), version_of(export(work / "two_deltas", 1, {"": state}))
+    changes.mark(base)
     for step in (2, 3):
         changes.touched(np.random.default_rng(step).choice(rows, rows // 100, replace=False))
         delta = table.delta(changes, row_states=False)
         base = version_of(export(work / "two_deltas", step, {"": delta}, base=base))
-        changes.mark()
+        changes.mark(base)
     mapped = tensorfile.mapped(next((work / "float32").glob("*/shard-*")))
     return reads | {
         "two_deltas": _served(work / "two_deltas"),

@@ -88,10 +88,10 @@ class Run:
         base = self.base if delta else None
         shared = {"w": np.full(2, self.number)}
         path = commit(self.folder, self.number, self.routing, tensors=shared, meta={"at": self.number}, base=base)
-        for changes in self.changes:
-            changes.mark()
         self.saved = self.number, self.routing, [table.state() for table in self.tables]
         self.base = load(path).version
+        for changes in self.changes:
+            changes.mark(self.base)
 
     def export(self, dtype, delta):
         self.number += 1
@@ -99,9 +99,10 @@ class Run:
         for shard, (table, changes) in enumerate(zip(self.tables, self.served_changes, strict=True)):
             state = table.state() if base is None else table.delta(changes, row_states=False)
             export_shard(folder, self.number, shard, self.routing, {"t.": state}, dtype=dtype)
-            changes.mark()
         self.types = [*(self.types if base else []), dtype]
         self.served_base = version_of(commit_export(folder, self.number, self.routing, base=base))
+        for changes in self.served_changes:
+            changes.mark(self.served_base)
         self.check_served(ServingTable.open(folder, "t."), dtype)
 
     def check_served(self, served, dtype):
@@ -137,6 +138,8 @@ class Run:
             assert (routing.shards(state["keys"]) == shard).all()
         self.start([DynamicTable.from_state(state, block_rows=2) for state in loaded])
         self.base = found[0].version if routing == routing_saved else None
+        for changes in self.changes:
+            changes.base = self.base
 
 
 def by_key(states):

@@ -14,16 +14,18 @@ cryptographic hash, for damage is what is looked for, not forgery: 500 MB took 0
 With ``base`` it is a delta: its tables are ``DynamicTable.delta``, all else is whole. ``load`` gives the state that
 they lead to::
 
-    changes, before = table.track(), load(save("run", 200, tensors=prefixed("table.", table.state()), meta={}))
+    changes = table.track()
+    base = version_of(save("run", 200, tensors=prefixed("table.", table.state()), meta={}))
+    changes.mark(base)
     ...                                                                         # ten steps
-    save("run", 210, tensors=prefixed("table.", table.delta(changes)), meta={}, base=before.version)
+    save("run", 210, tensors=prefixed("table.", table.delta(changes)), meta={}, base=base)
 """
 
 from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,11 +37,11 @@ from thinrow.checkpoints import manifest as manifests
 from thinrow.checkpoints import tensorfile
 from thinrow.checkpoints.manifest import MANIFEST, TENSORS, Manifest, Version
 from thinrow.checkpoints.scratch import scratch, sweep
-from thinrow.checkpoints.shardfile import tables_of_shards
+from thinrow.checkpoints.shardfile import damage_of, tables_of_shards
 from thinrow.checkpoints.tensorfile import DTYPES, RESERVED
 from thinrow.core.errors import CheckpointNotFound, CorruptionError, InputError, ObjectNotFound, StoreError
 from thinrow.core.routing import Routing
-from thinrow.embeddings.states import is_delta, replayed, tables_of
+from thinrow.embeddings.states import check_follow, marked_at, replayed, tables_of
 from thinrow.storage.objects import make_directory, sync_directory
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -100,13 +102,12 @@ def save(
         StoreError: the medium refuses (full, not writable); earlier checkpoints are as they were.
     """
     folder, step, keep = Path(folder), check_step(step), check_keep(keep)
-    arrays = as_arrays(tensors)
+    arrays, meta = as_arrays(tensors), manifests.frozen(step, meta)
     path = folder / manifests.name_of(step)
-    Manifest(path, step, meta, {}, base).sealed()
+    check_marked(marked_at(tables_of(arrays)), base)
     if base is not None:
-        manifests.check_base(folder, base, step, None)
-    elif (delta := has_delta(arrays)) is not None:
-        raise InputError(f"table {delta!r} among the tensors is a delta; pass the base that it was marked at")
+        found = manifests.check_base(folder, base, step, None)
+        check_follow(arrays, tensorfile.mapped(found.path / TENSORS))
     with manifests.told(step, folder):
         make_directory(folder)
         sweep(folder)
@@ -116,7 +117,6 @@ def save(
             Manifest(temporary, step, meta, files, base).write()
             sync_directory(temporary)
             manifests.put_in_place(temporary, path)
-        sync_directory(folder)
         if keep is not None:
             manifests.drop_older(folder, step, keep)
     return path
@@ -202,16 +202,18 @@ def whole_tensors(chain: list[Manifest]) -> Arrays:
     """Writable tensors of the last of ``chain`` that are not in shards."""
     if len(chain) == 1:
         return tensorfile.read(chain[0].checked(TENSORS))
-    try:
+    with damage_of(chain):
         found = replayed([tensorfile.mapped(link.checked(TENSORS)) for link in chain])
-    except InputError as e:
-        raise CorruptionError(str(e), file=str(chain[-1].path), remedy=manifests.REMEDY) from e
     return {name: a if a.flags.writeable else a.copy() for name, a in found.items()}
 
 
-def has_delta(arrays: Mapping[str, npt.NDArray[Any]]) -> str | None:
-    """The prefix of a table that is a delta; None where all are whole."""
-    return next((prefix for prefix, state in tables_of(arrays).items() if is_delta(state)), None)
+def check_marked(at: Sequence[int] | None, base: Version | None, what: str = "") -> None:
+    """Raises InputError unless deltas that were marked ``at`` a step and CRC rest on ``base``; None is no deltas."""
+    if at is not None and base is None:
+        raise InputError(f"{what}a delta on step {at[0]} is among the tensors; pass the base that it was marked at")
+    if at is not None and base is not None and tuple(at) != (base.step, base.crc32c):
+        marked = Version(*at)
+        raise InputError(f"{what}a delta that was marked at {marked} cannot rest on {base}; pass that as the base")
 
 
 def as_arrays(tensors: Mapping[str, Any]) -> Arrays:

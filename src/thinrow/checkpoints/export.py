@@ -3,8 +3,9 @@
 Worked example, and what reads it (``ServingTable``)::
 
     export("served", 200, {"table.": table.state()}, routing=Routing.even(4), dtype="float16")
-    ...                                                           # training goes on; changes = table.track()
     base = version_of("served/step-00000200")
+    changes.mark(base)                                            # changes = table.track()
+    ...                                                           # training goes on
     export("served", 210, {"table.": table.delta(changes, row_states=False)}, routing=..., dtype="float16", base=base)
 
 An export is a checkpoint whose shards hold sorted vectors, in a folder of its own: it is there whole or not at all,
@@ -26,7 +27,7 @@ from thinrow.checkpoints.shards import check_shard, commit, write_shard
 from thinrow.core.errors import InputError
 from thinrow.core.routing import Routing
 from thinrow.core.wrap import mix64_words
-from thinrow.embeddings.states import DELTA, State, is_delta
+from thinrow.embeddings.states import BASE, DELTA, State, is_delta, marked_at
 
 FORMAT = 1
 DTYPES = ("float32", "float16", "int8")
@@ -89,7 +90,7 @@ def export_shard(
     arrays: dict[str, npt.NDArray[Any]] = {}
     for prefix, state in tables.items():
         arrays |= {prefix + name: array for name, array in _sorted(state, shard, routing, dtype).items()}
-    write_shard(folder, step, shard, routing, arrays, delta=any(map(is_delta, tables.values())))
+    write_shard(folder, step, shard, routing, arrays, marked_at(tables))
 
 
 def commit_export(
@@ -136,7 +137,8 @@ def _of_shard(state: State, shard: int, routing: Routing) -> dict[str, npt.NDArr
     out = {"keys": state["keys"][mine], "values": state["values"][mine]}
     if is_delta(state):
         gone = state[DELTA + "gone"]
-        out |= {DELTA + "rows": state[DELTA + "rows"], DELTA + "gone": gone[routing.shards(gone) == shard]}
+        out |= {name: state[name] for name in (DELTA + "rows", BASE) if name in state}
+        out[DELTA + "gone"] = gone[routing.shards(gone) == shard]
     return out
 
 

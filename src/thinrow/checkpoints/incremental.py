@@ -21,12 +21,14 @@ import numpy.typing as npt
 
 from thinrow.checkpoints.background import Background, snapshot
 from thinrow.checkpoints.checkpoint import Checkpoint, save
-from thinrow.checkpoints.manifest import Version, name_of, version_of
+from thinrow.checkpoints.manifest import TENSORS, Manifest, Version, frozen, name_of, read, version_of
+from thinrow.checkpoints.shardfile import file_of
 from thinrow.checkpoints.shards import commit, save_shard
-from thinrow.core.errors import CorruptionError, InputError, StoreError, ThinrowError
+from thinrow.checkpoints.tensorfile import mapped
+from thinrow.core.errors import CorruptionError, InputError, StoreError
 from thinrow.core.routing import Routing
 from thinrow.embeddings.ranks import Ranks
-from thinrow.embeddings.states import prefixed
+from thinrow.embeddings.states import is_entry, n_rows, prefixed, tables_of
 from thinrow.embeddings.table import DynamicTable
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -51,8 +53,8 @@ class Incremental:
         tables: prefix of its tensors -> table.
         deltas: how many are written before the next full one; 0 or more.
         keep: as for ``save``.
-        after: what the tables have just been loaded from, and not written to since: the first save may be a delta on
-            it.
+        after: what the tables have just been loaded from, and not written to since: the first save is a delta on it,
+            unless it has other tables, or has them in other places.
 
         Raises:
             InputError: ``deltas`` is negative.
@@ -74,11 +76,22 @@ class Incremental:
             tensors: all but the tables, as for ``save``.
 
         Raises:
-            What the save before it raised; this one is not begun then. InputError where a tensor cannot be stored.
+            What the save before it raised; this one is not begun then. InputError where a tensor cannot be stored, or
+            has a name of a table's.
         """
         self.wait()
+        self._begin(step, tensors, meta)
+
+    def _begin(self, step: int, tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+        meta = frozen(step, meta)
+        for name in tensors:
+            for prefix in self.tables:
+                if is_entry(name, prefix):
+                    raise InputError(f"tensor {name!r} has a name of table {prefix!r}; rename it")
         delta = self._since_full < self.deltas and self._has_base(step)
         arrays = snapshot(tensors)
+        for changes in self._changes.values():
+            changes.base = self._base
         states = {p: t.delta(self._changes[p]) if delta else t.state() for p, t in self.tables.items()}
         for changes in self._changes.values():
             changes.mark()
@@ -91,9 +104,25 @@ class Incremental:
         if self._base is None or self._base.step >= step:
             return False
         try:
-            return version_of(self.folder / name_of(self._base.step)) == self._base
+            base = read(self.folder / name_of(self._base.step))
+            base.check_sizes()
+            return base.version == self._base and self._follows(base)
         except (CorruptionError, StoreError):
             return False
+
+    def _follows(self, base: Manifest) -> bool:
+        """Whether ``base`` has each table where this save would put it, with the rows that it had at the mark."""
+        files = {prefix: self._file_of(prefix) for prefix in self.tables}
+        below = {file: tables_of(mapped(base.path / file)) for file in set(files.values()) if file}
+        return all(
+            prefix in below[file] and n_rows(below[file][prefix]) == self._changes[prefix].marked_rows
+            for prefix, file in files.items()
+            if file
+        )
+
+    def _file_of(self, prefix: str) -> str:
+        """The file that this process writes a table to; empty for none."""
+        return TENSORS
 
     def _start(
         self, step: int, arrays: Arrays, states: Mapping[str, Arrays], meta: Mapping[str, Any], base: Version | None
@@ -138,7 +167,7 @@ class RankIncremental(Incremental):
 
     ``save``, ``wait`` and ``close`` are collective. A checkpoint is there when the ``wait`` after its ``save``, or the
     next ``save``, has returned: then all ranks have written, and rank 0 has put it in place. What one rank could not do
-    is an error on all of them.
+    (tensors that cannot be stored, too) is an error of that call on all of them.
     """
 
     def __init__(
@@ -163,6 +192,20 @@ class RankIncremental(Incremental):
         self._pending: dict[str, Any] | None = None
         tables = {prefix: shard.table for prefix, shard in shards.items()}
         super().__init__(folder, tables, deltas=deltas, keep=keep, after=after)
+
+    def _begin(self, step: int, tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+        try:
+            super()._begin(step, tensors, meta)
+        except Exception as e:
+            # The others have begun: all are told by the next call.
+            self._base = None
+            self._pending = {"step": step}
+            self._background.start(_fail, e)
+
+    def _file_of(self, prefix: str) -> str:
+        if self.shards[prefix].whole:
+            return "" if self.ranks.rank else TENSORS
+        return file_of(self.ranks.rank, self.ranks.size)
 
     def _start(
         self, step: int, arrays: Arrays, states: Mapping[str, Arrays], meta: Mapping[str, Any], base: Version | None
@@ -191,11 +234,11 @@ class RankIncremental(Incremental):
 
     def _together(self, what: str, call: Any) -> int:
         """What ``call`` returned on rank 0, once it has on all ranks. Raises StoreError where it failed on another."""
-        failure: ThinrowError | None = None
+        failure: Exception | None = None
         number = 0
         try:
             number = call() or 0
-        except ThinrowError as e:
+        except Exception as e:
             failure = e
         told = np.array([failure is not None, number], np.int64)
         answers = self.ranks.gather(what, told)
@@ -205,3 +248,7 @@ class RankIncremental(Incremental):
         if failed:
             raise StoreError(f"rank {failed[0]} did not save its {what}; its own error says why, save again")
         return int(answers[0][1])
+
+
+def _fail(error: Exception) -> None:
+    raise error

@@ -6,7 +6,10 @@ only. ``chain`` follows it from the full one on; where a link is missing or anot
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +21,7 @@ from thinrow.checkpoints.scratch import scratch
 from thinrow.checkpoints.tensorfile import crc_of_file, write_bytes
 from thinrow.core.errors import CorruptionError, InputError, NewerFormatError, ObjectNotFound, StoreError
 from thinrow.core.routing import Routing
+from thinrow.storage.objects import sync_directory
 from thinrow.storage.sealed import crc_of_body, seal, unseal
 
 FORMAT = 2
@@ -27,6 +31,8 @@ MAX_STEP = 10**18 - 1
 
 _NAME = re.compile(r"step-(\d{8,18})")
 _KEYS = {"files", "meta", "step"}
+#: AT_FDCWD and RENAME_EXCHANGE of renameat2.
+_HERE, _EXCHANGE = -100, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,8 @@ class Manifest:
 
     def sealed(self) -> bytes:
         """The bytes of ``checkpoint.json``. Raises InputError where ``meta`` is not JSON."""
+        if not isinstance(self.meta, Mapping):
+            raise InputError(f"meta is a {type(self.meta).__name__}; it must be a dict with string keys")
         body = self._body()
         # The oldest format that says it all, so that earlier releases read what they can.
         return seal(body, 1 if set(body) == _KEYS else FORMAT, "checkpoint")
@@ -146,15 +154,37 @@ def read(path: Path) -> Manifest:
     named = _NAME.fullmatch(path.name)
     if named and int(named[1]) != body["step"]:
         raise CorruptionError(f"it describes step {body['step']}", file=str(file), remedy=REMEDY)
+    try:
+        return _manifest(path, body)
+    except (KeyError, ValueError, TypeError, AttributeError, InputError) as e:
+        raise CorruptionError(f"it is not the JSON of a checkpoint: {e!r}", file=str(file), remedy=REMEDY) from e
+
+
+def _manifest(path: Path, body: Mapping[str, Any]) -> Manifest:
     base, starts = body.get("base"), body.get("routing")
+    numbers = [body["step"]]
+    for name, stated in body["files"].items():
+        numbers += stated["bytes"], stated["crc32c"]
+        if Path(name).name != name:
+            raise ValueError(f"file {name!r} is not beside it")
+    if base is not None:
+        numbers += base["step"], base["crc32c"]
+    if not all(type(number) is int and number >= 0 for number in numbers) or TENSORS not in body["files"]:
+        raise ValueError(f"files {sorted(body['files'])}, numbers {numbers}")
     return Manifest(
         path,
         body["step"],
-        body["meta"],
+        dict(body["meta"].items()),
         body["files"],
         None if base is None else Version(**base),
         None if starts is None else Routing(tuple(int(start, 16) for start in starts)),
     )
+
+
+def frozen(step: int, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of ``meta`` as it is now. Raises InputError where it is not JSON."""
+    copied: dict[str, Any] = json.loads(Manifest(Path(), step, meta, {}).sealed())["body"]["meta"]
+    return copied
 
 
 def version_of(path: str | Path) -> Version:
@@ -203,11 +233,12 @@ def whole(folder: Path) -> dict[int, set[int]]:
     return out
 
 
-def check_base(folder: Path, base: Version, step: int, routing: Routing | None) -> None:
-    """Raises InputError unless ``base`` is in ``folder`` and a delta of ``step`` can rest on it."""
+def check_base(folder: Path, base: Version, step: int, routing: Routing | None) -> Manifest:
+    """What is said of ``base``. Raises InputError unless it is in ``folder`` and a delta of ``step`` can rest on it."""
     path = folder / name_of(base.step)
     try:
         found = read(path)
+        found.check_sizes()
     except (CorruptionError, ObjectNotFound) as e:
         raise InputError(f"a delta on step {base.step}, which is not whole in {folder}: {e}; save a full one") from e
     if found.version != base:
@@ -216,19 +247,30 @@ def check_base(folder: Path, base: Version, step: int, routing: Routing | None) 
         raise InputError(f"step {step} cannot be a delta on step {base.step}; pass a base that is earlier")
     if found.routing != routing:
         raise InputError(f"a delta by {routing} on step {base.step}, which has {found.routing}; save a full one")
+    return found
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Rename ``temporary`` to ``path``, in place of what is there."""
+    """Rename ``temporary`` to ``path``, durably. What was there before is at ``temporary`` then, or gone."""
     while True:
         try:
             temporary.rename(path)
-            return
+            break
         except OSError as e:
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        # No rename replaces a folder that holds files: the old one goes first.
+        # No rename replaces a folder that holds files.
+        if _exchange(temporary, path):
+            break
+        # Here nothing swaps two folders at once: the old one goes first, and who is killed now leaves neither.
         remove(path)
+    sync_directory(path.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders change names in one step, and say whether the system can."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    return rename is not None and rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
 
 
 def remove(path: Path) -> None:

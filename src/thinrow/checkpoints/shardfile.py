@@ -6,7 +6,8 @@ third of shard 1; the files of shards 2 and 3 are not read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy.typing as npt
@@ -36,7 +37,7 @@ def tables_of_shards(chain: Sequence[Manifest], shard: int = 0, routing: Routing
     assert source is not None, "a checkpoint without shards"
     first, end = routing.bounds(shard)
     parts: dict[str, list[Arrays]] = {}
-    try:
+    with damage_of(chain):
         for number in range(len(source)):
             start, stop = source.bounds(number)
             if stop <= first or end <= start:
@@ -46,9 +47,17 @@ def tables_of_shards(chain: Sequence[Manifest], shard: int = 0, routing: Routing
                 state = state if inside else pick(state, routing.shards(state["keys"]) == shard)
                 parts.setdefault(prefix, []).append(state)
         joined = [prefixed(prefix, join(states)) for prefix, states in parts.items()]
-    except InputError as e:
-        raise CorruptionError(str(e), file=str(chain[-1].path), remedy=REMEDY) from e
     return {n: a if a.flags.writeable else a.copy() for tensors in joined for n, a in tensors.items()}
+
+
+@contextmanager
+def damage_of(chain: Sequence[Manifest]) -> Iterator[None]:
+    """What tables that are none raise, as a CorruptionError."""
+    try:
+        yield
+    except (InputError, LookupError, ValueError, TypeError, AttributeError) as e:
+        what = str(e) if isinstance(e, InputError) else f"its tables are not states: {e!r}"
+        raise CorruptionError(what, file=str(chain[-1].path), remedy=REMEDY) from e
 
 
 def _of_shard(chain: Sequence[Manifest], shard: int, n_shards: int) -> Arrays:

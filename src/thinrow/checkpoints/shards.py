@@ -30,8 +30,8 @@ from thinrow.checkpoints.checkpoint import (
     Checkpoint,
     as_arrays,
     check_keep,
+    check_marked,
     check_step,
-    has_delta,
     load_from,
     whole_tensors,
 )
@@ -40,7 +40,7 @@ from thinrow.checkpoints.scratch import sweep
 from thinrow.checkpoints.shardfile import file_of, tables_of_shards
 from thinrow.core.errors import CorruptionError, InputError, StoreError
 from thinrow.core.routing import Routing
-from thinrow.embeddings.states import tables_of
+from thinrow.embeddings.states import check_follow, is_entry, marked_at, tables_of
 from thinrow.storage.objects import make_directory, sync_directory
 from thinrow.storage.sealed import seal, unseal
 
@@ -71,21 +71,26 @@ def save_shard(folder: str | Path, step: int, shard: int, routing: Routing, *, t
     arrays = as_arrays(tensors)
     tables = tables_of(arrays)
     for name in arrays:
-        if not any(name.startswith(prefix) for prefix in tables):
+        if not any(is_entry(name, prefix) for prefix in tables):
             raise InputError(f"tensor {name!r} is of no table; pass it to commit, which saves what all shards share")
     for prefix, state in tables.items():
         wrong = np.flatnonzero(routing.shards(state["keys"]) != shard)
         if len(wrong):
             key = state["keys"][wrong[0]]
             raise InputError(f"{prefix}keys has {key}, which is not in shard {shard} of {routing}; route keys by it")
-    write_shard(folder, step, shard, routing, arrays, delta=has_delta(arrays) is not None)
+    write_shard(folder, step, shard, routing, arrays, marked_at(tables))
 
 
 def write_shard(
-    folder: Path, step: int, shard: int, routing: Routing, arrays: Mapping[str, npt.NDArray[Any]], *, delta: bool
+    folder: Path,
+    step: int,
+    shard: int,
+    routing: Routing,
+    arrays: Mapping[str, npt.NDArray[Any]],
+    at: tuple[int, int] | None,
 ) -> None:
-    """Write a shard's file and the note of it, durably; whether it is a ``delta`` goes with it. Raises StoreError."""
-    staging, name = _staging(folder, step), file_of(shard, len(routing))
+    """Write a shard's file and the note of it, durably; ``at``: what its deltas rest on. Raises StoreError."""
+    staging, name = staging_of(folder, step), file_of(shard, len(routing))
     with manifests.told(step, folder):
         make_directory(staging)
         note = staging / _note_of(name)
@@ -95,7 +100,7 @@ def write_shard(
         stated = tensorfile.write(temporary, arrays)
         temporary.rename(staging / name)
         starts = [f"{start:016x}" for start in routing.starts]
-        body = {"delta": delta, "file": stated, "starts": starts, "step": step}
+        body = {"base": None if at is None else list(at), "file": stated, "starts": starts, "step": step}
         tensorfile.write_bytes(temporary, [seal(body, _NOTE_FORMAT, "shard")])
         temporary.rename(note)
         sync_directory(staging)
@@ -125,17 +130,20 @@ def commit(
         StoreError: a shard was not saved, or the medium refuses; earlier checkpoints are as they were.
     """
     folder, step, keep = Path(folder), check_step(step), check_keep(keep)
-    arrays, meta = as_arrays(tensors or {}), meta or {}
-    staging, path = _staging(folder, step), folder / manifests.name_of(step)
-    Manifest(path, step, meta, {}, base, routing).sealed()
+    arrays, meta = as_arrays(tensors or {}), manifests.frozen(step, meta or {})
+    staging, path = staging_of(folder, step), folder / manifests.name_of(step)
+    check_marked(marked_at(tables_of(arrays)), base)
     if base is not None:
-        manifests.check_base(folder, base, step, routing)
+        below = manifests.check_base(folder, base, step, routing).path
+        check_follow(arrays, tensorfile.mapped(below / TENSORS))
     with manifests.told(step, folder):
         sweep(folder)
         files = {}
         for shard in range(len(routing)):
             name = file_of(shard, len(routing))
             files[name] = _stated(staging, name, step, routing, base)
+            if base is not None:
+                check_follow(tensorfile.mapped(staging / name), tensorfile.mapped(below / name))
         for entry in staging.iterdir():
             if entry.name not in files:
                 entry.unlink()
@@ -143,7 +151,7 @@ def commit(
         Manifest(staging, step, meta, files, base, routing).write()
         sync_directory(staging)
         manifests.put_in_place(staging, path)
-        sync_directory(folder)
+        shutil.rmtree(staging, ignore_errors=True)
         _sweep_staging(folder, step)
         if keep is not None:
             manifests.drop_older(folder, step, keep)
@@ -181,7 +189,8 @@ def check_shard(shard: int, routing: Routing) -> None:
         raise InputError(f"shard {shard}; it must be from 0 to {len(routing) - 1}, as {routing} has it")
 
 
-def _staging(folder: Path, step: int) -> Path:
+def staging_of(folder: Path, step: int) -> Path:
+    """Where shards of ``step`` wait for the commit."""
     return folder / f".saving-{manifests.name_of(step)}"
 
 
@@ -199,8 +208,7 @@ def _stated(staging: Path, name: str, step: int, routing: Routing, base: Version
         raise StoreError(f"{name} of step {step} was not saved; call save_shard on every rank, then commit") from None
     if body["starts"] != [f"{start:016x}" for start in routing.starts] or body["step"] != step:
         raise StoreError(f"{name} of step {step} was saved by another routing than {routing}; save all shards by one")
-    if body["delta"] and base is None:
-        raise InputError(f"{name} of step {step} is a delta; pass the base that its changes were marked at")
+    check_marked(body.get("base"), base, f"{name} of step {step}: ")
     if size != body["file"]["bytes"]:
         raise CorruptionError(f"it has {size} bytes, not {body['file']['bytes']}", file=str(staging / name))
     stated: dict[str, int] = body["file"]

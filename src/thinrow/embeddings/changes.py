@@ -9,6 +9,8 @@ It costs two bytes a row and a write for each row of a step, and nothing where n
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,12 +19,23 @@ Ints = npt.NDArray[np.int64]
 _MIN_ROWS = 1024
 
 
+class Base(Protocol):
+    """A saved state, as ``thinrow.checkpoints.Version``."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def crc32c(self) -> int: ...
+
+
 class Changes:
     """Made by ``DynamicTable.track``, which also tells it what happens; a table may have several.
 
     Attributes:
         marked_rows: rows of the table at the mark.
         whole: names of row states in which rows changed that are not noted.
+        base: the checkpoint or export that has the table as it was at the mark, where one was saved; deltas name it.
     """
 
     def __init__(self, n_rows: int) -> None:
@@ -32,9 +45,11 @@ class Changes:
         self._new = np.zeros_like(self._changed)
         self._gone: list[Ints] = []
         self.whole: set[str] = set()
+        self.base: Base | None = None
 
-    def mark(self) -> None:
-        """Changes count from now on."""
+    def mark(self, base: Base | None = None) -> None:
+        """Changes count from now on. ``base``: what was saved of the table as it is now; or set ``base`` once it is."""
+        self.base = base
         self._changed[: self._n] = False
         self._new[: self._n] = False
         self._gone.clear()

@@ -4,7 +4,8 @@ A state is what ``DynamicTable.state`` returns; a delta is what ``DynamicTable.d
 alone, and where they are. Worked example: on a state of keys [7, 8], the delta of rows [0, 2] with keys [9, 5] and 3
 rows in all gives a state of keys [9, 8, 5].
 
-A checkpoint has states under prefixes: ``table.keys``, ``table.values``, ...; ``tables_of`` finds them.
+A checkpoint has states under prefixes: ``table.keys``, ``table.values``, ...; ``tables_of`` finds them. Other tensors
+may share a table's prefix: ``table.weight`` is none of its entries.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ State = Mapping[str, npt.NDArray[Any]]
 
 ROW_STATE, ROW_FILL = "row_state.", "row_fill."
 DELTA, WHOLE = "delta.", "delta.whole."
+#: Of a delta, step and CRC of the checkpoint that it was marked at.
+BASE = "delta.base"
 #: What makes a prefix that of a table.
 _MARKS = ("keys", "values", "dim")
+#: Entries of a state, beside those with the prefixes above.
+_ENTRIES = {*_MARKS, "seed", "init", "init_scale", "budget", "step", "sketch", "sketch_sightings"}
 #: Entries that count something, shard by shard: of several the largest holds for all.
 _COUNTED = ("step", "sketch", "sketch_sightings")
 
@@ -32,11 +37,23 @@ def tables_of(tensors: State) -> dict[str, Arrays]:
     """Prefix -> state or delta of each table among ``tensors``, names without the prefix."""
     prefixes = [n.removesuffix("keys") for n in tensors if n == "keys" or n.endswith(".keys")]
     tables = [p for p in prefixes if all(p + mark in tensors for mark in _MARKS)]
-    return {p: {n.removeprefix(p): a for n, a in tensors.items() if n.startswith(p)} for p in tables}
+    return {p: {n.removeprefix(p): a for n, a in tensors.items() if is_entry(n, p)} for p in tables}
+
+
+def is_entry(name: str, prefix: str) -> bool:
+    """Whether a tensor of this name is part of a table with this prefix, if there is one."""
+    entry = name.removeprefix(prefix)
+    return name.startswith(prefix) and (entry in _ENTRIES or entry.startswith((ROW_STATE, ROW_FILL, DELTA)))
 
 
 def prefixed(prefix: str, state: State) -> Arrays:
-    """Reverse of ``tables_of`` for one table."""
+    """Reverse of ``tables_of`` for one table.
+
+    Raises:
+        InputError: ``prefix`` is neither empty nor ends with a dot, so that ``tables_of`` would not find the table.
+    """
+    if prefix and not prefix.endswith("."):
+        raise InputError(f"prefix {prefix!r} of a table; it must be empty or end with a dot, as {prefix + '.'!r} does")
     return {prefix + n: a for n, a in state.items()}
 
 
@@ -45,14 +62,50 @@ def is_delta(state: State) -> bool:
     return DELTA + "rows" in state
 
 
+def n_rows(state: State) -> int:
+    """How many rows the table had when the state or delta was taken."""
+    return int(state[DELTA + "n_rows"]) if is_delta(state) else len(state["keys"])
+
+
+def marked_at(tables: Mapping[str, State]) -> tuple[int, int] | None:
+    """Step and CRC of the checkpoint at which the deltas among ``tables``, by prefix, were marked; None where there are
+    no deltas.
+
+    Raises:
+        InputError: it was not said at the mark, or differs between the tables.
+    """
+    deltas = {prefix: state for prefix, state in tables.items() if is_delta(state)}
+    found = {p: (int(s[BASE][0]), int(s[BASE][1])) if BASE in s else None for p, s in deltas.items()}
+    for prefix, base in found.items():
+        if base is None:
+            raise InputError(
+                f"table {prefix!r} is a delta on an unknown checkpoint; when one is saved, tell its changes: "
+                "changes.mark(version_of(path))"
+            )
+    if len(set(found.values())) > 1:
+        raise InputError(f"deltas that were marked at different checkpoints: {found}; save them one by one, or full")
+    return next(iter(found.values()), None)
+
+
+def check_follow(tensors: State, before: State) -> None:
+    """Raises InputError unless each table among ``tensors`` that is a delta has what it follows in ``before``."""
+    below = tables_of(before)
+    for prefix, state in tables_of(tensors).items():
+        if is_delta(state):
+            if prefix not in below:
+                raise InputError(f"a delta of table {prefix!r}, of which the base has no state there; save a full one")
+            _check_follows(state, n_rows(below[prefix]))
+
+
 def replay(state: State, *deltas: State) -> Arrays:
     """The state that a table had when the last of ``deltas`` was taken, from the one that it had at the mark of the
-    first; each was taken at the mark of the next.
+    first; each was taken at the mark of the next. In memory only numbers of rows tell whether they follow each other;
+    checkpoints know what each rests on.
 
     Raises:
         InputError: a delta does not follow what is before it.
     """
-    counts = [len(state["keys"]), *(int(delta[DELTA + "n_rows"]) for delta in deltas)]
+    counts = [n_rows(s) for s in (state, *deltas)]
     for delta, before in zip(deltas, counts[:-1], strict=True):
         _check_follows(delta, before)
     last = deltas[-1]
@@ -109,7 +162,7 @@ def pick(state: State, rows: npt.NDArray[Any]) -> Arrays:
 
 
 def _check_follows(delta: State, before: int) -> None:
-    rows, n, taken_from = delta[DELTA + "rows"], int(delta[DELTA + "n_rows"]), int(delta[DELTA + "from_rows"])
+    rows, n, taken_from = delta[DELTA + "rows"], n_rows(delta), int(delta[DELTA + "from_rows"])
     ascending = (np.diff(rows) > 0).all() and rows.min(initial=0) >= 0 and rows.max(initial=-1) < n
     held = min(before, n)
     if taken_from != before or not ascending or len(rows) - int(np.searchsorted(rows, held)) != n - held:

@@ -33,7 +33,7 @@ from thinrow.embeddings.checks import (
 )
 from thinrow.embeddings.index import INDEX_BYTES, KeyIndex
 from thinrow.embeddings.sketch import Sketch
-from thinrow.embeddings.states import DELTA, ROW_FILL, ROW_STATE, WHOLE
+from thinrow.embeddings.states import BASE, DELTA, ROW_FILL, ROW_STATE, WHOLE
 from thinrow.embeddings.traffic import LOOK_UP_BYTES, Traffic
 from thinrow.kernels import kernel
 
@@ -347,11 +347,12 @@ class DynamicTable:
 
     def delta(self, changes: Changes, *, row_states: bool = True) -> dict[str, npt.NDArray[Any]]:
         """Copies of all that changed since the mark of ``changes``, by name: with the state of that moment it is
-        ``state()`` bit for bit (``states.replay``). The mark stays; ``changes.mark()`` sets a new one.
+        ``state()`` bit for bit (``states.replay``). The mark stays; ``changes.mark(version)`` sets a new one.
 
         As ``state()``, but ``keys``, ``values`` and row states hold only the rows ``delta.rows`` (d,) int64, ascending.
         ``delta.n_rows`` () is how many there are in all, ``delta.from_rows`` () how many there were at the mark;
-        ``delta.gone`` (g,) int64, ascending, the keys that lost their row and have none now;
+        ``delta.gone`` (g,) int64, ascending, the keys that lost their row and have none now; ``delta.base`` (2,) int64,
+        step and CRC of ``changes.base`` where it is known;
         ``delta.whole.row_state.NAME`` all rows of a row state of which more changed than ``delta.rows``. Without
         ``row_states`` what only training needs is left out; that can be served, not replayed.
 
@@ -370,6 +371,8 @@ class DynamicTable:
             "keys": self._index.keys_of(rows),
             "values": self.values.take(rows),
         }
+        if changes.base is not None:
+            delta[BASE] = np.array([changes.base.step, changes.base.crc32c])
         for name, blocks in self._row_state.items() if row_states else ():
             if name in changes.whole:
                 delta[WHOLE + ROW_STATE + name] = blocks.to_array()

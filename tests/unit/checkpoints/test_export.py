@@ -73,7 +73,7 @@ def test_deltas_change_add_and_take_away(tmp_path: Path) -> None:
         optimizer.step()
         state = table.delta(changes, row_states=False) if base else table.state()
         base = version_of(export(tmp_path, step, {"": state}, base=base, routing=Routing.even(2)))
-        changes.mark()
+        changes.mark(base)
         served = ServingTable.open(tmp_path) if served is None else served.newest()
         wanted = np.arange(0, 150)
         found, known = served.read(wanted)
@@ -89,6 +89,7 @@ def test_what_both_rest_on_is_not_read_again(tmp_path: Path) -> None:
     table = made()
     changes = table.track()
     base = version_of(export(tmp_path, 1, {"": table.state()}))
+    changes.mark(base)
     served = ServingTable.open(tmp_path)
     export(tmp_path, 2, {"": table.delta(changes)}, base=base)
     assert served.newest()._layers[0] is served._layers[0]

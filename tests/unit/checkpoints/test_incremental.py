@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 
 from thinrow.checkpoints import Background, Incremental, commit, load, save, save_shard, snapshot, steps, version_of
+from thinrow.checkpoints.manifest import read
 from thinrow.core.errors import InputError, StoreError
 from thinrow.core.routing import Routing
 from thinrow.embeddings import Budget, DynamicTable, SparseAdagrad
-from thinrow.embeddings.states import prefixed
+from thinrow.embeddings.states import prefixed, tables_of
 from thinrow.testing.power_cut import Recorder
 
 #: Steps between saves.
@@ -133,7 +134,7 @@ def save_all_kinds(folder: Path, done: Any) -> dict[int, bytes]:
         keys[step] = np.concatenate([table.keys() for table in tables]).tobytes()
         done(step)
         for noted in changes:
-            noted.mark()
+            noted.mark(base)
     with Incremental(folder, {"": tables[0]}, deltas=1, keep=2) as saving:
         for step in (3, 4):
             tables[0].rows(np.arange(step * 10), insert=True)
@@ -213,6 +214,67 @@ def test_an_error_is_raised_by_the_next_call_and_the_save_after_it_is_full(tmp_p
     assert steps(folder) == [5]
     with pytest.raises(InputError, match="deltas=-1"):
         Incremental(folder, {}, deltas=-1)
+
+
+def load_without_warning(folder: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return load(folder)
+
+
+def test_a_run_that_goes_on_with_another_table_begins_with_a_full_one(tmp_path: Path) -> None:
+    tables = {"a.": DynamicTable(2)}
+    tables["a."].rows(np.arange(5), insert=True)
+    with Incremental(tmp_path, tables, deltas=3) as saving:
+        saving.save(1, tensors={}, meta={})
+    found = load(tmp_path)
+    tables = {"a.": DynamicTable.from_state(tables_of(found.tensors)["a."]), "b.": DynamicTable(3)}
+    with Incremental(tmp_path, tables, deltas=3, after=found) as saving:
+        for step in (2, 3):
+            for table in tables.values():
+                table.rows(np.arange(step * 10), insert=True)
+            saving.save(step, tensors={}, meta={})
+    assert [read(tmp_path / f"step-0000000{s}").base is not None for s in (2, 3)] == [False, True]
+    after = load_without_warning(tmp_path)
+    assert after.step == 3
+    assert {p: len(s["keys"]) for p, s in tables_of(after.tensors).items()} == {"a.": 30, "b.": 30}
+
+
+def test_tables_whose_prefixes_meet_and_tensors_beside_them(tmp_path: Path) -> None:
+    tables = {"": DynamicTable(1, init="constant"), "a.": DynamicTable(2), "a.b.": DynamicTable(3)}
+    weights = {"a.weight": np.ones(2), "a.b.bias": np.ones(3)}
+    with Incremental(tmp_path, tables, deltas=1) as saving:
+        for step in (1, 2):
+            for table in tables.values():
+                table.rows(np.arange(step * 4), insert=True)
+            saving.save(step, tensors=weights, meta={})
+        for taken in ("a.keys", "a.row_state.x", "dim"):
+            with pytest.raises(InputError, match=f"tensor '{taken}' has a name of table"):
+                saving.save(3, tensors=weights | {taken: np.ones(2)}, meta={})
+    found = load_without_warning(tmp_path)
+    assert found.step == 2
+    for prefix, table in tables.items():
+        expected = table.state()
+        state = tables_of(found.tensors)[prefix]
+        assert state.keys() == expected.keys()
+        assert DynamicTable.from_state(state).keys().tolist() == table.keys().tolist() == list(range(8))
+    assert weights.keys() <= found.tensors.keys()
+    with pytest.raises(InputError, match=r"prefix 't' of a table; it must be empty or end with a dot, as 't\.' does"):
+        Incremental(tmp_path, {"t": tables["a."]}, deltas=1).save(3, tensors={}, meta={})
+
+
+def test_meta_is_saved_as_it_was(tmp_path: Path) -> None:
+    meta = {"at": [1]}
+    with Incremental(tmp_path, {}, deltas=0) as saving:
+        go = threading.Event()
+        # The thread is busy with something else.
+        saving._background._pool.submit(go.wait, 60)
+        saving.save(1, tensors={}, meta=meta)
+        meta["at"].append(2)
+        go.set()
+        with pytest.raises(InputError, match="meta is a list; it must be a dict"):
+            saving.save(2, tensors={}, meta=[1])
+    assert load(tmp_path).meta == {"at": [1]}
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from thinrow.checkpoints import load, save, steps
+from thinrow.checkpoints import commit, load, manifest, save, save_shard, steps
 from thinrow.checkpoints.scratch import scratch, sweep
+from thinrow.core.routing import Routing
 
 
 def arrays(step: int) -> dict[str, npt.NDArray[Any]]:
@@ -177,6 +178,28 @@ def test_where_there_are_no_locks_nothing_is_swept(tmp_path: Path, monkeypatch: 
     save(tmp_path, 1, tensors=arrays(1), meta={})
     assert hidden(tmp_path) == {".tmp-1", ".tmp-1.lock"}
     assert load(tmp_path).step == 1
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_step_that_is_saved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: bool) -> None:
+    """Where the system can swap folders, there is no moment without the old one or the new one."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    if swaps and not manifest._exchange(tmp_path / "one", tmp_path / "other"):
+        pytest.skip("folders cannot be swapped here")
+    removed: list[Path] = []
+    remove = manifest.remove
+    monkeypatch.setattr(manifest, "remove", lambda path: (removed.append(path), remove(path)))
+    if not swaps:
+        monkeypatch.setattr(manifest, "_exchange", lambda one, other: False)
+    run, routing = tmp_path / "run", Routing.even(1)
+    for meta in ({"at": 1}, {"at": 2}):
+        save(run, 1, tensors=arrays(1), meta=meta)
+        save_shard(run, 2, 0, routing, tensors={})
+        commit(run, 2, routing, meta=meta)
+        assert load(run / "step-00000001").meta == load(run).meta == meta
+    assert bool(removed) != swaps
+    assert sorted(p.name for p in run.iterdir()) == ["step-00000001", "step-00000002"]
 
 
 def test_many_writers_at_once(tmp_path: Path) -> None:

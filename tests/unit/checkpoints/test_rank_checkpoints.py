@@ -11,11 +11,11 @@ import torch
 
 from thinrow.checkpoints import RankIncremental, load, load_shard, steps
 from thinrow.checkpoints.manifest import read
-from thinrow.core.errors import StoreError
+from thinrow.core.errors import InputError, StoreError
 from thinrow.core.routing import Routing
 from thinrow.embeddings import DynamicTable, ShardedEmbedding, SparseAdagrad
 from thinrow.embeddings.ranks import Ranks
-from thinrow.embeddings.states import tables_of
+from thinrow.embeddings.states import pick, tables_of
 from thinrow.testing.ranks import run_threads
 
 PREFIXES = {"items.": False, "stores.": True}
@@ -105,6 +105,49 @@ def test_four_ranks_save_and_others_go_on(tmp_path: Path, n_ranks: int) -> None:
     assert by_key([tables_of(newest.tensors)]).keys() == trained.keys()
     # Step 3 is what step 5 rests on.
     assert steps(tmp_path) == [3, 5, 6]
+
+
+def spread_or_whole(ranks: Ranks, folder: Path, whole: bool) -> None:
+    """Two saves of a table that is spread over the ranks or whole on each, after what was saved before."""
+    routing, after = Routing.even(ranks.size), None
+    table = DynamicTable(2)
+    if steps(folder):
+        after = load_shard(folder, ranks.rank, routing)
+        state = tables_of(after.tensors)["w."]
+        table = DynamicTable.from_state(state if whole else pick(state, routing.shards(state["keys"]) == ranks.rank))
+    embedding = ShardedEmbedding(table, ranks, whole=whole)
+    with RankIncremental(folder, {"w.": embedding.shard}, deltas=3, after=after) as saving:
+        for step in (1, 2) if after is None else (3, 4):
+            embedding(torch.arange(9)).sum().backward()
+            SparseAdagrad(embedding, lr=0.1).step()
+            saving.save(step, tensors={}, meta={})
+
+
+def test_a_table_that_was_whole_is_saved_full_when_it_is_spread(tmp_path: Path) -> None:
+    for whole in (True, False):
+        run_threads(2, spread_or_whole, tmp_path, whole)
+    assert [read(tmp_path / f"step-0000000{s}").base is not None for s in (1, 2, 3, 4)] == [False, True] * 2
+    assert sorted(load(tmp_path / "step-00000004").tensors["w.keys"]) == list(range(9))
+
+
+def give_nonsense_on_one(ranks: Ranks, folder: Path) -> str:
+    run = Run(ranks)
+    run.step(1)
+    saving = run.saving(folder)
+    for step, meta in ((1, {}), (2, [1] if ranks.rank == 0 else {})):
+        saving.save(step, tensors={}, meta=meta)
+    with pytest.raises((InputError, StoreError)) as failed:
+        saving.wait()
+    saving.save(3, tensors={}, meta={})
+    saving.close()
+    return str(failed.value)
+
+
+def test_what_one_rank_cannot_store_is_an_error_of_all(tmp_path: Path) -> None:
+    told = run_threads(2, give_nonsense_on_one, tmp_path)
+    assert told[0] == "meta is a list; it must be a dict with string keys"
+    assert told[1] == "rank 0 did not save its shard of 2; its own error says why, save again"
+    assert steps(tmp_path) == [1, 3]
 
 
 def fail_on_one(ranks: Ranks, folder: Path) -> str:

@@ -11,11 +11,12 @@ import numpy.typing as npt
 import pytest
 
 from thinrow.checkpoints import commit, load, load_shard, save, save_shard, steps, tensorfile, version_of
-from thinrow.checkpoints.manifest import MANIFEST, TENSORS
+from thinrow.checkpoints.manifest import MANIFEST, TENSORS, read
 from thinrow.core.errors import CorruptionError, InputError, ObjectNotFound, StoreError
 from thinrow.core.routing import Routing
 from thinrow.embeddings import DynamicTable, SparseAdagrad
 from thinrow.embeddings.states import join, pick, prefixed, replay, tables_of
+from thinrow.storage.sealed import seal
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -51,7 +52,7 @@ def chain(folder: Path, *at: int, keep: int | None = None) -> list[Arrays]:
         train(table, np.arange(step % 40, step % 40 + 3))
         tensors = table.state() if base is None else table.delta(changes)
         base = version_of(save(folder, step, tensors=tensors, meta={"step": step}, base=base, keep=keep))
-        changes.mark()
+        changes.mark(base)
         states.append(table.state())
     return states
 
@@ -194,6 +195,9 @@ def test_a_base_must_be_there_and_the_one(tmp_path: Path) -> None:
     table = train(DynamicTable(2), np.arange(50))
     changes = table.track()
     base = version_of(save(tmp_path, 5, tensors=table.state(), meta={}))
+    with pytest.raises(InputError, match=r"table '' is a delta on an unknown checkpoint; .* changes\.mark\("):
+        save(tmp_path, 6, tensors=table.delta(changes), meta={}, base=base)
+    changes.mark(base)
     delta = table.delta(changes)
     with pytest.raises(InputError, match="step 5 cannot be a delta on step 5"):
         save(tmp_path, 5, tensors=delta, meta={}, base=base)
@@ -206,15 +210,67 @@ def test_a_base_must_be_there_and_the_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"which is not whole in .*checkpoint.json is missing.*save a full one"):
         save(tmp_path, 6, tensors=delta, meta={}, base=base)
     assert steps(tmp_path) == []
-    with pytest.raises(InputError, match=r"table 't\.' among the tensors is a delta; pass the base"):
+    with pytest.raises(InputError, match=r"a delta on step 5 is among the tensors; pass the base"):
         save(tmp_path, 6, tensors=prefixed("t.", delta), meta={})
     save_shard(tmp_path, 6, 0, Routing.even(1), tensors=delta)
-    with pytest.raises(InputError, match="of step 6 is a delta; pass the base"):
+    with pytest.raises(InputError, match="of step 6: a delta on step 5 is among the tensors; pass the base"):
         commit(tmp_path, 6, Routing.even(1))
-    base = version_of(save(tmp_path, 6, tensors={}, meta={}))
-    save(tmp_path, 7, tensors=delta, meta={}, base=base)
-    with pytest.raises(CorruptionError, match="without a state that it follows"):
-        load(tmp_path / "step-00000007")
+    other = version_of(save(tmp_path, 6, tensors={}, meta={}))
+    with pytest.raises(InputError, match=r"marked at Version\(step=5.* cannot rest on Version\(step=6"):
+        save(tmp_path, 7, tensors=delta, meta={}, base=other)
+    changes.mark(other)
+    with pytest.raises(InputError, match="a delta of table '', of which the base has no state there; save a full one"):
+        save(tmp_path, 7, tensors=table.delta(changes), meta={}, base=other)
+
+
+def forge(path: Path, **changes: Any) -> None:
+    """Another ``checkpoint.json`` or, under ``tensors``, other tensors, under right CRCs."""
+    found = read(path)
+    files = dict(found.files)
+    if (tensors := changes.pop("tensors", None)) is not None:
+        (path / TENSORS).unlink()
+        files[TENSORS] = tensorfile.write(path / TENSORS, tensors)
+    body = {"files": files, "meta": {}, "step": found.step}
+    if found.base is not None:
+        body |= {"base": {"crc32c": found.base.crc32c, "step": found.base.step}, "routing": None}
+    (path / MANIFEST).write_bytes(seal(body | changes, 2 if {"base", *changes} & {*body} else 1, "checkpoint"))
+
+
+@pytest.mark.parametrize("left_out", ["delta.from_rows", "delta.n_rows"])
+def test_a_delta_that_lacks_something_is_damage(tmp_path: Path, left_out: str) -> None:
+    chain(tmp_path, 10, 11)
+    path = tmp_path / "step-00000011"
+    forge(path, tensors={n: a for n, a in tensorfile.read(path / TENSORS).items() if n != left_out})
+    with pytest.raises(CorruptionError, match=left_out):
+        load(path)
+    with pytest.warns(RuntimeWarning, match="is loaded in place of a newer one"):
+        assert load(tmp_path).step == 10
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": {}},
+        {"files": {TENSORS: {}}},
+        {"files": {TENSORS: {"bytes": 1.5, "crc32c": 0}}},
+        {"files": {TENSORS: {"bytes": 1, "crc32c": 0}, "../x": {"bytes": 1, "crc32c": 0}}},
+        {"files": [1]},
+        {"meta": [1]},
+        {"step": "1"},
+        {"base": {"x": 1}, "routing": None},
+        {"base": {"step": "a", "crc32c": 0}, "routing": None},
+        {"base": None, "routing": ["zz"]},
+        {"base": None, "routing": [5]},
+        {"base": None, "routing": ["0" * 16, "0"]},
+    ],
+)
+def test_a_forged_description_is_damage(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = save(tmp_path, 1, tensors={"w": np.ones(2)}, meta={})
+    forge(path, **changes)
+    assert steps(tmp_path) == []
+    for call, argument in ((load, tmp_path), (version_of, path)):
+        with pytest.raises(CorruptionError, match=r"it is not the JSON of a checkpoint|it describes step"):
+            call(argument)
 
 
 def test_what_is_kept_keeps_what_it_rests_on(tmp_path: Path) -> None:
