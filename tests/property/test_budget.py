@@ -1,5 +1,6 @@
 """A table with a budget against a dict of plain Python: who has a row, whose vectors, through any sequence of steps."""
 
+import dataclasses
 import os
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -11,7 +12,16 @@ from hypothesis import strategies as st
 
 from thinrow.core.errors import InputError
 from thinrow.core.wrap import MASK64, mix64
-from thinrow.embeddings import Budget, DynamicTable, SparseSGD, index
+from thinrow.embeddings import (
+    Budget,
+    DynamicTable,
+    SparseAdagrad,
+    SparseAdam,
+    SparseRowWiseAdagrad,
+    SparseSGD,
+    index,
+)
+from thinrow.embeddings.index import INDEX_BYTES
 from thinrow.embeddings.sketch import Sketch
 from thinrow.embeddings.states import pick, replay
 from thinrow.kernels import BACKENDS, kernel, use
@@ -36,32 +46,34 @@ def no_score(usage):
 class DictTable:
     """Rows in order, as the docstrings say it."""
 
-    def __init__(self, budget):
-        self.budget, self.step, self.order = budget, 0, []
+    def __init__(self, budget, max_rows):
+        self.budget, self.max_rows, self.step, self.order = budget, max_rows, 0, []
         self.vectors, self.uses, self.seen = {}, {}, {}
+        self.moments = {}
+        #: Of each step the keys that it used; the last is the one that goes on.
+        self.used = [set()]
 
     def insert(self, keys, start):
         absent = [k for k in keys if k not in self.order]
         for key in absent:
             self.seen[key] = self.seen.get(key, 0) + 1
-            if (
-                key not in self.order
-                and self.seen[key] >= self.budget.min_count
-                and len(self.order) < self.budget.max_rows
-            ):
+            if key not in self.order and self.seen[key] >= self.budget.min_count and len(self.order) < self.max_rows:
                 self.order.append(key)
                 self.vectors[key], self.uses[key] = start(key), [0, 0]
         for key in keys:
             if key in self.order:
                 self.uses[key] = [self.uses[key][0] + 1, self.step]
+                self.used[-1].add(key)
 
     def end_step(self):
         self.step += 1
         gone = set()
         if self.budget.max_age is not None:
-            gone = {k for k in self.order if self.step - self.uses[k][1] >= self.budget.max_age}
-        kept = max(1, int(self.budget.max_rows * self.budget.keep))
-        too_many = len(self.order) - kept if len(self.order) > (kept + self.budget.max_rows) // 2 else 0
+            gone = set(self.order) - set().union(*self.used[-self.budget.max_age :])
+        self.used.append(set())
+        # Where there is room for one row only, room for a new key is that of this row.
+        kept = 0 if self.max_rows == 1 else max(1, int(self.max_rows * self.budget.keep))
+        too_many = len(self.order) - kept if len(self.order) > (kept + self.max_rows) // 2 else 0
         score = {"lru": lambda k: self.uses[k][1], "lfu": lambda k: self.uses[k][0]}.get(self.budget.evict, lambda k: k)
         ranked = sorted((k for k in self.order if k not in gone), key=lambda k: (score(k), mix64(k & MASK64)))
         gone |= set(ranked[: max(0, too_many - len(gone))])
@@ -73,10 +85,22 @@ class DictTable:
         self.order = self.order[:left]
         for key in gone:
             del self.vectors[key], self.uses[key]
+            self.moments.pop(key, None)
         if too_many and gone and self.budget.evict == "lfu":
             for key in self.order:
                 self.uses[key][0] -= self.uses[key][0] // 2
         return len(gone)
+
+    def update(self, key, gradient, optimizer):
+        """By the formulas of the papers, lr 0.5."""
+        if optimizer is SparseSGD:
+            change = gradient
+        else:
+            m, v, t = self.moments.get(key, (0, 0, 0))
+            m, v, t = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2, t + 1
+            self.moments[key] = m, v, t
+            change = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        self.vectors[key] = self.vectors[key] - 0.5 * change
 
 
 class Tracked:
@@ -133,14 +157,20 @@ def importable():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@given(budgets, calls, st.integers(0, 99))
+@given(budgets, calls, st.integers(0, 99), st.sampled_from([SparseSGD, SparseAdam]), st.booleans())
 @settings(max_examples=150)
-def test_any_sequence_of_steps_does_what_a_dict_does(backend, budget, calls, seed):
+def test_any_sequence_of_steps_does_what_a_dict_does(backend, budget, calls, seed, make, in_bytes):
+    max_rows = budget.max_rows
+    if in_bytes:
+        # A vector, its usage, its place in the index; Adam's two moments and count of steps.
+        row_bytes = DIM * 4 + 2 * 8 + INDEX_BYTES + (2 * DIM * 4 + 8 if make is SparseAdam else 0)
+        budget = dataclasses.replace(budget, max_rows=None, max_bytes=max_rows * row_bytes + seed % row_bytes)
     # So that a few keys are many segments of the index, and often too many for one of them.
     few = patch.multiple(index, _MIN_SLOTS=2, _SEGMENT_SLOTS=4, _SLAB_SLOTS=16)
     with use(backend), few:
         table = DynamicTable(DIM, seed=seed, block_rows=4, budget=budget)
-        oracle, plain = DictTable(budget), DynamicTable(DIM, seed=seed)
+        optimizer = make(table, lr=0.5)
+        oracle, plain = DictTable(budget, max_rows), DynamicTable(DIM, seed=seed)
         tracked = Tracked(table)
 
         def start(key):
@@ -160,24 +190,25 @@ def test_any_sequence_of_steps_does_what_a_dict_does(backend, budget, calls, see
                 table.rows(int64(keys), insert=False)
                 assert all(np.array_equal(v, before[n]) for n, v in table.state().items())
             elif name == "step":
-                SparseSGD(table, lr=0.5).step()
+                optimizer.step()
                 for entry in [e for e in oracle.vectors if isinstance(e, tuple)]:
                     parts = oracle.vectors.pop(entry)
                     total = parts[0]
                     for part in parts[1:]:
                         total = total + part
-                    oracle.vectors[entry[1]] = oracle.vectors[entry[1]] - np.float32(0.5) * total
+                    oracle.update(entry[1], total, make)
                 oracle.end_step()
             elif name == "mark":
                 tracked.changes.mark()
                 tracked.marked = table.state()
             elif not table._gradients:
                 table = DynamicTable.from_state(table.state(), block_rows=2)
+                optimizer = make(table, lr=0.5)
                 tracked = Tracked(table)
             if name in ("step", "mark"):
                 tracked.check()
             assert table.keys().tolist() == oracle.order
-            assert len(table) <= budget.max_rows
+            assert len(table) <= max_rows
             found = table.rows(int64([*oracle.order, *keys]), insert=False).tolist()
             assert found == [oracle.order.index(k) if k in oracle.order else -1 for k in [*oracle.order, *keys]]
             if oracle.order and not table._gradients:
@@ -214,16 +245,32 @@ def test_a_count_stays_at_255():
             assert kernel("count_keys")(cells, int64([7, 7])).tolist() == [255, 255]
 
 
-def test_bytes_bound_the_rows_with_their_state():
-    budget = Budget(max_bytes=100_000)
-    table = DynamicTable(16, budget=budget)
-    table.row_state("adagrad.sum", 16)
+@pytest.mark.parametrize(
+    ("make", "state_bytes"),
+    [(SparseSGD, 0), (SparseAdagrad, 64), (SparseRowWiseAdagrad, 4), (SparseAdam, 2 * 64 + 8)],
+)
+def test_bytes_bound_the_rows_with_their_state(make, state_bytes):
+    table = DynamicTable(16, budget=Budget(max_bytes=100_000), block_rows=16)
+    optimizer = make(table)
     for step in range(50):
-        table.rows(np.arange(step * 100, step * 100 + 400), insert=True)
-        assert len(table) * table.row_bytes <= 100_000
-        table.make_room()
-    assert table.row_bytes == 16 * 4 * 2 + 16 + 60
+        rows = table.rows(np.arange(step * 100, step * 100 + 400), insert=True)
+        table.add_gradient(rows, np.ones((400, 16), np.float32))
+        held = sum(b.nbytes for part in (table.values, *table._row_state.values()) for b in part.blocks)
+        # But for the last block of each.
+        assert held + len(table) * INDEX_BYTES <= 100_000 + 16 * table.row_bytes
+        optimizer.step()
+    assert table.row_bytes == 16 * 4 + state_bytes + 16 + 60
     assert len(table) > 0.8 * 100_000 / table.row_bytes
+
+
+def test_the_only_row_makes_room():
+    table = DynamicTable(2, budget=Budget(max_rows=1))
+    for key in (5, 6):
+        assert table.rows(int64([key]), insert=True).tolist() == [0]
+        assert table.make_room() == 1
+    too_small = DynamicTable(2, budget=Budget(max_bytes=50))
+    with pytest.raises(InputError, match="max_bytes=50; a row of the table with its state is"):
+        too_small.rows(int64([5]), insert=True)
 
 
 def test_room_is_not_made_under_gradients():

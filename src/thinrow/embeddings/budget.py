@@ -32,7 +32,7 @@ class Usage:
         keys: (n,) int64.
         counts: (n,) int64, how often the key was looked up in training, once a position; halved at evictions by count.
         last: (n,) int64, the step in which it last was.
-        step: the step that ends now.
+        step: the step that ends now; a row that it used has it as ``last``.
     """
 
     keys: Ints
@@ -49,7 +49,8 @@ class Budget:
     evict: which rows go when room is needed, those of the lowest score: ``lru``, the step of the last use; ``lfu``, the
         count of uses, halved at each eviction so that old fame fades; or ``module:name`` of a function that gives the
         scores (n,) for a ``Usage``. Ties are broken by a hash of the key.
-    max_age: rows that were not used in so many steps go as well; None for no such limit.
+    max_age: rows that were not used in the last so many steps go as well, the one that ends included: 1 keeps what this
+        step used, and no more. None for no such limit.
     keep: share of the rows that stay when room is made. The rest is room for the keys of the next steps; those that
         find none wait for the step after.
     min_count: how often a key must be seen before it gets a row.
@@ -99,12 +100,16 @@ class Budget:
         )
 
     def rows(self, row_bytes: int) -> int:
-        """Rows at most, of ``row_bytes`` each."""
-        return self.max_rows if self.max_rows is not None else max(1, int(self.max_bytes or 0) // row_bytes)
+        """Rows at most, of ``row_bytes`` each. Raises InputError where there is no room for one."""
+        most = self.max_rows if self.max_rows is not None else int(self.max_bytes or 0) // row_bytes
+        if most < 1:
+            raise InputError(f"budget: max_bytes={self.max_bytes}; a row of the table with its state is {row_bytes}")
+        return most
 
     def too_many(self, n: int, most: int) -> int:
-        """How many of ``n`` rows must go, where there may be ``most``: none while half of the room is there."""
-        kept = max(1, int(most * self.keep))
+        """How many of ``n`` rows must go, where there may be ``most``: none while half of the room is there, and one at
+        least where there is none."""
+        kept = min(max(1, int(most * self.keep)), most - 1)
         return n - kept if n > (kept + most) // 2 else 0
 
     def leaving(self, usage: Usage, count: int) -> npt.NDArray[np.bool_]:

@@ -20,6 +20,10 @@ def row_outside(row: int, position: int, n_rows: int) -> InputError:
     return InputError(f"row {row} (position {position}); rows are in [-1, {n_rows}): look keys up first")
 
 
+def bounds_wrong(first: object, n: int) -> InputError:
+    return InputError(f"bounds of {n} rows: {first}...; they must ascend from 0 to {n}")
+
+
 def gradient_outside(row: int, n_rows: int) -> InputError:
     return InputError(f"gradient of row {row}; rows are in [0, {n_rows}): look keys up first")
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from thinrow.core.errors import InputError
 from thinrow.embeddings.budget import Budget, Usage
 from thinrow.embeddings.checks import (
+    bounds_wrong,
     check_loaded,
     check_row_state,
     gradient_not_finite,
@@ -33,6 +34,7 @@ from thinrow.embeddings.table import DynamicTable
 from thinrow.embeddings.tensor_index import TensorIndex
 from thinrow.embeddings.tensor_rows import RowTensor
 from thinrow.embeddings.traffic import LOOK_UP_BYTES, Traffic
+from thinrow.embeddings.waiting import with_part
 from thinrow.kernels.dispatch import device_kernel
 
 _USAGE = "usage"
@@ -48,7 +50,7 @@ class DeviceTable:
 
     Attributes:
         device: where it is.
-        dim, seed, init, init_scale, dtype, values, budget, step, traffic: as those of ``DynamicTable``.
+        dim, seed, init, init_scale, dtype, values, budget, step, moves, traffic: as those of ``DynamicTable``.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class DeviceTable:
         self.values = self._rows_of(dim, self.dtype, self.init_scale if init == "constant" else None)
         self._row_state: dict[str, RowTensor] = {}
         self._gradients: list[tuple[Tensor, Tensor]] = []
-        self.budget, self.step = budget, 0
+        self.budget, self.step, self.moves = budget, 0, 0
         self.traffic = Traffic()
 
     def __len__(self) -> int:
@@ -150,15 +152,16 @@ class DeviceTable:
             return 0
         if self._gradients:
             raise InputError("make_room before a step used its gradients; step the optimizer first")
-        self.step += 1
         before, too_many = len(self), self.budget.too_many(len(self), self._most)
-        if not before or (not too_many and self.budget.max_age is None):
-            return 0
         usage = self.row_state(_USAGE, 2, dtype=np.int64)
-        counts, last = usage.to_array().T
-        gone = self.budget.leaving(Usage(self._index.keys.cpu().numpy(), counts, last, self.step), too_many)
+        gone = np.zeros(0, np.bool_)
+        if before and (too_many or self.budget.max_age is not None):
+            counts, last = usage.to_array().T
+            gone = self.budget.leaving(Usage(self._index.keys.cpu().numpy(), counts, last, self.step), too_many)
+        self.step += 1
         if not gone.any():
             return 0
+        self.moves += 1
         source, target = self._index.drop(torch.from_numpy(gone).to(self.device))
         for rows in (self.values, *self._row_state.values()):
             rows.move(source, target, len(self))
@@ -181,27 +184,31 @@ class DeviceTable:
         vectors: Tensor = device_kernel("gather_rows")(self.values.blocks, rows)
         return vectors
 
-    def pool(self, rows: Tensor, bounds: Tensor) -> Tensor:
+    def pool(self, rows: Tensor, bounds: Tensor, *, check: bool = True) -> Tensor:
         """(b, dim): of every bag the sum of the vectors of its rows, as ``DynamicTable.pool``.
+
+        ``check``: False where the table itself gave the rows, and checked the bounds.
 
         Raises:
             InputError: a row is not in [-1, len), or ``bounds`` (b + 1,) int64 do not ascend from 0 to n.
         """
         self._check_ints("rows", rows)
-        self._check_ints("bounds", bounds)
-        steps = bounds.diff(prepend=bounds.new_zeros(1), append=bounds.new_full((1,), len(rows)))
-        wrong = (steps < 0).any() | (steps[0] != 0) | (steps[-1] != 0)
-        outside = ((rows < -1) | (rows >= len(self))).any()
-        wrong_bounds, outside_rows = torch.stack([wrong, outside]).tolist()
-        if wrong_bounds or not len(bounds):
-            raise InputError(
-                f"bounds of {len(rows)} rows: {bounds[:3].cpu().numpy()}...; they must ascend from 0 to {len(rows)}"
-            )
-        if outside_rows:
-            raise self._outside(rows)
+        if check:
+            self.check_bounds(bounds, len(rows))
+            if bool(((rows < -1) | (rows >= len(self))).any()):
+                raise self._outside(rows)
         self.traffic.read += (len(rows) + len(bounds) - 1) * self.dim * self.dtype.itemsize
         pooled: Tensor = device_kernel("pool_rows")(self.values.blocks, rows, bounds)
         return pooled
+
+    def check_bounds(self, bounds: Tensor, n: int) -> None:
+        """Raises InputError where ``bounds`` of bags are not (b + 1,) int64 ascending from 0 to ``n``."""
+        self._check_ints("bounds", bounds)
+        ends = torch.cat([bounds.new_zeros(1), bounds, bounds.new_full((1,), n)])
+        # No differences: those of forged bounds wrap.
+        wrong = (ends[1:] < ends[:-1]).any() | (ends[1] != 0) | (ends[-2] != n)
+        if not len(bounds) or bool(wrong):
+            raise bounds_wrong(bounds[:3].cpu().numpy(), n)
 
     def row_state(self, name: str, width: int, *, fill: float = 0.0, dtype: npt.DTypeLike | None = None) -> RowTensor:
         """The optimizer state ``name``: (n, width) numbers that grow and are saved with the rows, as
@@ -235,7 +242,13 @@ class DeviceTable:
         if len(rows):
             distinct, sums = self._summed(rows, gradient.detach(), of)
             if len(distinct):
-                self._gradients.append((distinct, sums))
+                self._gradients = with_part(self._gradients, (distinct, sums), self._merged)
+
+    def sum_gradient(self) -> tuple[Tensor, Tensor] | None:
+        """What ``take_gradient`` would give, which stays. Raises as that."""
+        if len(self._gradients) > 1:
+            self._gradients = [self._merged(self._gradients)]
+        return self._gradients[0] if self._gradients else None
 
     def take_gradient(self) -> tuple[Tensor, Tensor] | None:
         """Distinct rows (d,) ascending and their summed gradients (d, dim), kept no longer; None if there are none.
@@ -243,14 +256,17 @@ class DeviceTable:
         Raises:
             InputError: a sum of several calls overflows (names the key); all stays as it was.
         """
-        if len(self._gradients) > 1:
-            rows, gradients = (torch.cat(parts) for parts in zip(*self._gradients, strict=True))
-            self._gradients = [self._summed(rows, gradients)]
-        return self._gradients.pop() if self._gradients else None
+        found = self.sum_gradient()
+        self.clear_gradient()
+        return found
 
     def clear_gradient(self) -> None:
         """Forget the gradients kept for the next step."""
         self._gradients.clear()
+
+    def _merged(self, parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        rows, gradients = (torch.cat(side) for side in zip(*parts, strict=True))
+        return self._summed(rows, gradients)
 
     def _summed(self, rows: Tensor, gradient: Tensor, of: Tensor | None = None) -> tuple[Tensor, Tensor]:
         distinct, counts, order = device_kernel("group_rows")(rows)
@@ -313,7 +329,7 @@ class DeviceTable:
         """
         loaded = DeviceTable.from_state(state, device=self.device)
         check_loaded(loaded, self)
-        vars(self).update(vars(loaded) | {"traffic": self.traffic})
+        vars(self).update(vars(loaded) | {"traffic": self.traffic, "moves": self.moves + 1})
 
     def _outside(self, rows: Tensor) -> InputError:
         at = int(((rows < -1) | (rows >= len(self))).nonzero()[0])

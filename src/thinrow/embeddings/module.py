@@ -13,7 +13,7 @@ optimizer takes them. The table is a ``DynamicTable``, of keys on the CPU, or a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -62,12 +62,20 @@ class Embedding(torch.nn.Module):
             InputError: ``keys`` is not int64 on the table's device; in backward, the gradient of a key is NaN or
                 infinite.
         """
-        rows = _rows(self.table, keys, insert=self.training)
-        if self.training:
-            vectors = cast(Tensor, _Read.apply(torch.empty(0, requires_grad=True), self.table, rows))  # type: ignore[no-untyped-call]
-        else:
-            vectors = _read(self.table, rows)
+        vectors = cast(Tensor, self._look_up(keys, None))
         return vectors.view(*keys.shape, self.table.dim)
+
+    def parts(self, keys: Tensor, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
+        """``forward`` of keys (n,) that are side by side those of several tables: part k is of ``shapes[k]`` and the
+        width of a vector. Rows of a part that the loss does not reach have no gradient, as if looked up alone."""
+        return cast(tuple[Tensor, ...], self._look_up(keys, shapes))
+
+    def _look_up(self, keys: Tensor, shapes: Sequence[torch.Size] | None) -> Tensor | tuple[Tensor, ...]:
+        rows = _rows(self.table, keys, insert=self.training)
+        if not self.training:
+            return in_parts(_read(self.table, rows), shapes)
+        anchor = torch.empty(0, requires_grad=True)
+        return _Read.apply(anchor, self.table, keys.detach(), rows, shapes)  # type: ignore[no-untyped-call,no-any-return]
 
     def extra_repr(self) -> str:
         return f"dim={self.table.dim}, rows={len(self.table)}"
@@ -99,11 +107,14 @@ class EmbeddingBag(torch.nn.Module):
         Raises:
             InputError: as ``Embedding.forward``, or ``bounds`` do not ascend from 0 to n.
         """
-        _check_keys(bounds, _device(self.table))
+        _check_keys(bounds, _device(self.table), "bounds")
         ends = bounds.detach().reshape(-1)
+        # Before keys are inserted.
+        self.table.check_bounds(_given(self.table, ends), keys.numel())
         rows = _rows(self.table, keys, insert=self.training)
         if self.training:
-            pooled = cast(Tensor, _Pool.apply(torch.empty(0, requires_grad=True), self.table, rows, ends))  # type: ignore[no-untyped-call]
+            anchor = torch.empty(0, requires_grad=True)
+            pooled = cast(Tensor, _Pool.apply(anchor, self.table, keys.detach(), rows, ends))  # type: ignore[no-untyped-call]
         else:
             pooled = _pool(self.table, rows, ends)
         if self.mode == "mean":
@@ -124,7 +135,8 @@ class GroupEmbedding(torch.nn.Module):
 
     Attributes:
         group: the logical tables.
-        embedding: looks the keys up; may be any module of int64 keys (n,) -> (n, dim) with a ``table``.
+        embedding: looks the keys up; may be any module of int64 keys (n,) -> (n, dim) with a ``table``. Of one without
+            ``Embedding.parts``, rows of a table that the loss does not reach have a gradient of zeros.
     """
 
     def __init__(self, group: TableGroup, embedding: torch.nn.Module) -> None:
@@ -157,7 +169,8 @@ class GroupEmbedding(torch.nn.Module):
             bounds = np.cumsum([0, *sizes], dtype=np.int64)
             found = torch.from_numpy(self.group.keys_of_parts(tuple(keys), whole.numpy(), bounds))
         shapes = [k.shape for k in keys.values()]
-        parts = _Parts.apply(self.embedding(found), sizes, shapes)  # type: ignore[no-untyped-call]
+        look_up = getattr(self.embedding, "parts", None)
+        parts = look_up(found, shapes) if look_up is not None else in_parts(self.embedding(found), shapes)
         return dict(zip(keys, parts, strict=True))
 
 
@@ -165,10 +178,12 @@ def _device(table: Table) -> torch.device:
     return table.device if isinstance(table, DeviceTable) else _CPU
 
 
-def _check_keys(keys: Tensor, device: torch.device = _CPU) -> None:
-    if keys.dtype != torch.int64 or keys.device != device:
+def _check_keys(keys: Tensor, device: torch.device = _CPU, what: str = "keys") -> None:
+    is_tensor = isinstance(keys, Tensor)
+    if not is_tensor or keys.dtype != torch.int64 or keys.device != device:
+        found = f"{keys.dtype} on {keys.device}" if is_tensor else f"a {type(keys).__name__}, no tensor"
         where = "the CPU" if device == _CPU else device
-        raise InputError(f"keys: {keys.dtype} on {keys.device}; they must be int64 on {where}")
+        raise InputError(f"{what}: {found}; they must be int64 on {where}")
 
 
 def flat_keys(keys: Tensor) -> npt.NDArray[np.int64]:
@@ -193,59 +208,92 @@ def _read(table: Table, rows: Any) -> Tensor:
 
 
 def _pool(table: Table, rows: Any, bounds: Tensor) -> Tensor:
-    pooled = table.pool(rows, _given(table, bounds))
-    return pooled if isinstance(pooled, Tensor) else torch.from_numpy(pooled)
+    if isinstance(table, DeviceTable):
+        return table.pool(rows, bounds.contiguous(), check=False)
+    return torch.from_numpy(table.pool(rows, bounds.contiguous().numpy()))
+
+
+def _keep(ctx: Any, table: Table, keys: Tensor, rows: Rows) -> None:
+    """What backward needs to know whose the rows are."""
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(keys)
+    ctx.table, ctx.rows, ctx.moves = table, rows, table.moves
+
+
+def _rows_now(ctx: Any) -> Rows:
+    """The rows that were looked up; where rows moved since, in a step that made room, those that the keys have now."""
+    if ctx.table.moves == ctx.moves:
+        return cast(Rows, ctx.rows)
+    (keys,) = ctx.saved_tensors
+    return _rows(ctx.table, keys, insert=False)
 
 
 class _Read(torch.autograd.Function):
-    """``table.read(rows)``; ``anchor``, an empty tensor, only makes autograd call backward."""
+    """``table.read(rows)``, in parts where they have shapes; ``anchor``, an empty tensor, only makes autograd call
+    backward."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, table: Table, rows: Rows) -> Tensor:
-        ctx.table, ctx.rows = table, rows
-        return _read(table, rows)
+    def forward(
+        ctx: Any, anchor: Tensor, table: Table, keys: Tensor, rows: Rows, shapes: Sequence[torch.Size] | None
+    ) -> Tensor | tuple[Tensor, ...]:
+        _keep(ctx, table, keys, rows)
+        ctx.shapes = shapes
+        return in_parts(_read(table, rows), shapes)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        ctx.table.add_gradient(ctx.rows, _given(ctx.table, gradient))
-        return None, None, None
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        found = reached(gradients, ctx.shapes, _rows_now(ctx))
+        if found is not None:
+            rows, gradient = found
+            ctx.table.add_gradient(rows, _given(ctx.table, gradient))
+        return (None,) * 5
 
 
 class _Pool(torch.autograd.Function):
     """``table.pool(rows, bounds)``; ``anchor`` as in ``_Read``."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, table: Table, rows: Rows, bounds: Tensor) -> Tensor:
-        ctx.table, ctx.rows, ctx.bounds = table, rows, bounds
+    def forward(ctx: Any, anchor: Tensor, table: Table, keys: Tensor, rows: Rows, bounds: Tensor) -> Tensor:
+        _keep(ctx, table, keys, rows)
+        ctx.bounds = bounds
         return _pool(table, rows, bounds)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
-        of = torch.repeat_interleave(ctx.bounds.diff(), output_size=len(ctx.rows))
-        ctx.table.add_gradient(ctx.rows, _given(ctx.table, gradient), _given(ctx.table, of))
-        return None, None, None, None
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, ...]:
+        if gradient is not None:
+            of = torch.repeat_interleave(ctx.bounds.diff(), output_size=len(ctx.rows))
+            ctx.table.add_gradient(_rows_now(ctx), _given(ctx.table, gradient), _given(ctx.table, of))
+        return (None,) * 5
 
 
-class _Parts(torch.autograd.Function):
-    """Vectors in parts of the given sizes, each in the shape of its keys. ``torch.split`` does that too, but its
-    backward takes fresh memory for all gradients together, whose page faults are as long as the copy."""
+def in_parts(vectors: Tensor, shapes: Sequence[torch.Size] | None) -> Tensor | tuple[Tensor, ...]:
+    """``vectors`` (n, dim) in parts of (*shape, dim); whole where there are no shapes."""
+    if shapes is None:
+        return vectors
+    parts = torch.split(vectors, [shape.numel() for shape in shapes])
+    return tuple(part.view(*shape, vectors.shape[1]) for part, shape in zip(parts, shapes, strict=True))
 
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, sizes: list[int], shapes: list[torch.Size]) -> tuple[Tensor, ...]:
-        ctx.sizes, ctx.width = sizes, vectors.shape[1]
-        parts = torch.split(vectors.detach(), sizes)
-        return tuple(part.view(*shape, ctx.width) for part, shape in zip(parts, shapes, strict=True))
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
-        if not gradients:
-            return None, None, None
-        flat = [g.reshape(-1, ctx.width) for g in gradients]
-        if flat[0].device != _CPU:
-            return torch.cat(flat), None, None
-        kind = torch.empty(0, dtype=flat[0].dtype).numpy().dtype
-        whole = torch.from_numpy(empty(sum(ctx.sizes) * ctx.width, kind)).view(-1, ctx.width)
-        return torch.cat(flat, out=whole), None, None
+def reached(
+    gradients: Sequence[Tensor | None], shapes: Sequence[torch.Size] | None, numbers: Any
+) -> tuple[Any, Tensor] | None:
+    """Of what ``in_parts`` gave, ``numbers`` (m,) of the positions (n,) that the loss reached, and their gradients
+    (m, dim); None where there is none."""
+    given = [g for g in gradients if g is not None]
+    if not given:
+        return None
+    if shapes is None:
+        return numbers, given[0]
+    flat = [g.reshape(-1, g.shape[-1]) for g in given]
+    if len(given) < len(gradients):
+        ends = np.cumsum([0, *(shape.numel() for shape in shapes)])
+        held = [numbers[a:b] for a, b, g in zip(ends[:-1], ends[1:], gradients, strict=True) if g is not None]
+        numbers = torch.cat(held) if isinstance(numbers, Tensor) else np.concatenate(held)
+    if flat[0].device != _CPU:
+        return numbers, torch.cat(flat)
+    # Fresh memory for all gradients together would cost page faults as long as the copy.
+    kind = torch.empty(0, dtype=flat[0].dtype).numpy().dtype
+    whole = empty(sum(map(len, flat)) * flat[0].shape[1], kind)
+    return numbers, torch.cat(flat, out=torch.from_numpy(whole).view(-1, flat[0].shape[1]))

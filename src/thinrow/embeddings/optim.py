@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -50,13 +50,19 @@ class _SparseOptimizer(ABC):
     lr: learning rate of the next step.
     """
 
+    #: The kernel that updates rows: of the vectors, what ``_states`` gives, rows, gradients and ``_parameters``.
+    _kernel: ClassVar[str]
+
     def __init__(
         self, tables: tuple[Table | HasTable, ...], lr: float, weight_decay: float, clip_norm: float | None
     ) -> None:
-        found = cast("list[Table]", [getattr(t, "table", t) for t in tables])
-        self.tables = list({id(table): table for table in found}.values())
-        shards = [t if isinstance(t, Shard) else getattr(t, "shard", None) for t in tables]
-        self.shards = list({id(s): s for s in shards if isinstance(s, Shard)}.values())
+        found = [pair for given in tables for pair in _tables_of(type(self).__name__, given)]
+        if not found:
+            raise InputError(
+                f"{type(self).__name__} of no table; give one or more, or modules that look keys up in one"
+            )
+        self.tables = list({id(table): table for table, _ in found}.values())
+        self.shards = list({id(shard): shard for _, shard in found if shard is not None}.values())
         if self.shards and len(self.shards) != len(self.tables):
             raise InputError("tables of ranks and others in one optimizer; make one for each kind")
         self._ranks = same_ranks(self.shards) if self.shards else None
@@ -66,6 +72,11 @@ class _SparseOptimizer(ABC):
         if clip_norm is not None and not 0 < clip_norm < float("inf"):
             raise InputError(f"clip_norm={clip_norm}; it must be finite and above 0, or None for no clipping")
 
+    def _make_states(self) -> None:
+        """Make the row states before there are rows: a budget in bytes counts them from the first row on."""
+        for table in self.tables:
+            self._states(table)
+
     def step(self) -> None:
         """Update the rows whose gradients the tables keep, summed by row over all calls since the last step, and forget
         these gradients; then tables with a budget make room (``DynamicTable.make_room``).
@@ -74,24 +85,25 @@ class _SparseOptimizer(ABC):
         ranks, is above it: by ``clip_norm / (norm + 1e-6)``, as ``torch.nn.utils.clip_grad_norm_``.
 
         Raises:
-            InputError: ``lr`` is not finite and 0 or more, or gradients of one key overflow together.
+            InputError: ``lr`` is not finite and 0 or more, or gradients of one key overflow together; no table is
+                updated then, and their gradients stay. Or as ``DynamicTable.make_room``, after the update.
             RankLost: a rank is lost.
         """
         _check_at_least_0("lr", self.lr)
         if self.shards:
             exchange_gradients(self.shards)
-        taken = [(table, table.take_gradient()) for table in self.tables]
-        gradients = [found[1] for _, found in taken if found is not None]
-        if self.clip_norm is not None:
-            norm = self._norm(taken)
-            if norm > self.clip_norm:
-                for gradient in gradients:
+        # What may fail comes before the first table changes.
+        work = [(table, self._states(table), table.sum_gradient()) for table in self.tables]
+        norm = None if self.clip_norm is None else self._norm([(table, found) for table, _, found in work])
+        for table, states, found in work:
+            if found is not None:
+                rows, gradient = found
+                table.take_gradient()
+                if norm is not None and self.clip_norm is not None and norm > self.clip_norm:
                     gradient *= self.clip_norm / (norm + 1e-6)
-        for table, found_gradient in taken:
-            if found_gradient is not None:
-                rows, gradient = found_gradient
-                self._update(table, rows, gradient)
-                table.traffic.update += 3 * gradient.nbytes + 2 * len(rows) * self._state_bytes(table)
+                _update_rows(table, self._kernel, states, rows, gradient, *self._parameters())
+                table.traffic.update += 3 * gradient.nbytes + 2 * len(rows) * _row_bytes(states)
+        for table in self.tables:
             table.make_room()
 
     def _norm(self, taken: Sequence[tuple[Table, Any]]) -> float:
@@ -114,16 +126,18 @@ class _SparseOptimizer(ABC):
         for shard in self.shards:
             shard.clear_gradient()
 
-    def _state_bytes(self, table: Table) -> int:
-        """Bytes of state of a row."""
-        return 0
+    def _states(self, table: Table) -> tuple[RowBlocks | RowTensor, ...]:
+        """The states of the table's rows, made where they are not there."""
+        return ()
 
     @abstractmethod
-    def _update(self, table: Table, rows: Ints | Tensor, gradient: Floats | Tensor) -> None: ...
+    def _parameters(self) -> tuple[float, ...]: ...
 
 
 class SparseSGD(_SparseOptimizer):
     """Gradient descent: g += weight_decay * vector; vector -= lr * g. No state."""
+
+    _kernel = "sgd_rows"
 
     def __init__(
         self,
@@ -137,8 +151,8 @@ class SparseSGD(_SparseOptimizer):
         """
         super().__init__(tables, lr, weight_decay, clip_norm)
 
-    def _update(self, table: Table, rows: Ints | Tensor, gradient: Floats | Tensor) -> None:
-        _update_rows(table, "sgd_rows", (), rows, gradient, self.lr, self.weight_decay)
+    def _parameters(self) -> tuple[float, ...]:
+        return self.lr, self.weight_decay
 
 
 class SparseAdagrad(_SparseOptimizer):
@@ -166,16 +180,16 @@ class SparseAdagrad(_SparseOptimizer):
         _check_eps(eps)
         _check_at_least_0("initial_accumulator", initial_accumulator)
         self.eps, self.initial_accumulator = eps, initial_accumulator
+        self._make_states()
 
-    def _update(self, table: Table, rows: Ints | Tensor, gradient: Floats | Tensor) -> None:
-        sums = table.row_state(self._state, self._width(table), fill=self.initial_accumulator)
-        _update_rows(table, self._kernel, (sums,), rows, gradient, self.lr, self.eps, self.weight_decay)
+    def _states(self, table: Table) -> tuple[RowBlocks | RowTensor, ...]:
+        return (table.row_state(self._state, self._width(table), fill=self.initial_accumulator),)
+
+    def _parameters(self) -> tuple[float, ...]:
+        return self.lr, self.eps, self.weight_decay
 
     def _width(self, table: Table) -> int:
         return table.dim
-
-    def _state_bytes(self, table: Table) -> int:
-        return self._width(table) * table.dtype.itemsize
 
 
 class SparseRowWiseAdagrad(SparseAdagrad):
@@ -196,6 +210,8 @@ class SparseAdam(_SparseOptimizer):
     ``weight_decay`` adds to the gradient.
     """
 
+    _kernel = "adam_rows"
+
     def __init__(
         self,
         *tables: Table | HasTable,
@@ -214,16 +230,14 @@ class SparseAdam(_SparseOptimizer):
         if not all(0 <= beta < 1 for beta in betas):
             raise InputError(f"betas={betas}; both must be in [0, 1)")
         self.betas, self.eps = betas, eps
+        self._make_states()
 
-    def _update(self, table: Table, rows: Ints | Tensor, gradient: Floats | Tensor) -> None:
-        means = table.row_state("adam.mean", table.dim)
-        squares = table.row_state("adam.square", table.dim)
-        steps = table.row_state("adam.steps", 1, dtype=np.int64)
-        states = means, squares, steps
-        _update_rows(table, "adam_rows", states, rows, gradient, self.lr, *self.betas, self.eps, *self._decays())
+    def _states(self, table: Table) -> tuple[RowBlocks | RowTensor, ...]:
+        moments = (table.row_state(name, table.dim) for name in ("adam.mean", "adam.square"))
+        return *moments, table.row_state("adam.steps", 1, dtype=np.int64)
 
-    def _state_bytes(self, table: Table) -> int:
-        return 2 * table.dim * table.dtype.itemsize + 8
+    def _parameters(self) -> tuple[float, ...]:
+        return self.lr, *self.betas, self.eps, *self._decays()
 
     def _decays(self) -> tuple[float, float]:
         """What is added to the gradient and what the vector loses, times the vector."""
@@ -238,6 +252,25 @@ class SparseAdamW(SparseAdam):
         return 0.0, self.weight_decay
 
 
+def _tables_of(optimizer: str, given: object) -> list[tuple[Table, Shard | None]]:
+    """The tables of what an optimizer is given, each with its shard where it is of ranks."""
+    several = getattr(given, "embeddings", ())
+    if not hasattr(given, "table") and isinstance(several, Iterable) and (found := list(several)):
+        return [pair for one in found for pair in _tables_of(optimizer, one)]
+    table = getattr(given, "table", given)
+    if not (hasattr(table, "row_state") and hasattr(table, "sum_gradient")):
+        raise InputError(
+            f"{optimizer} of a {type(given).__name__}; give tables, or modules that look keys up in one, each as an "
+            "argument of its own"
+        )
+    shard = given if isinstance(given, Shard) else getattr(given, "shard", None)
+    if shard is None and getattr(table, "of_ranks", False):
+        raise InputError(
+            f"{optimizer} of a table that ranks share; give its ShardedEmbedding or Shard, where gradients wait"
+        )
+    return [(cast("Table", table), shard)]
+
+
 def _update_rows(
     table: Table,
     name: str,
@@ -249,6 +282,10 @@ def _update_rows(
     """Run the update ``name`` where the table is."""
     update = kernel(name) if isinstance(table, DynamicTable) else device_kernel(name)
     update(table.values.blocks, *(state.blocks for state in states), rows, gradient, *parameters)
+
+
+def _row_bytes(states: Iterable[RowBlocks | RowTensor]) -> int:
+    return sum(state.width * state.dtype.itemsize for state in states)
 
 
 def _square(gradient: Floats | Tensor) -> float:

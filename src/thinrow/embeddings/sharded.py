@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from thinrow.embeddings.module import flat_keys
+from thinrow.embeddings.module import flat_keys, in_parts, reached
 from thinrow.embeddings.ranks import Ranks
 from thinrow.embeddings.shards import Found, Lookup, Shard
 from thinrow.embeddings.table import DynamicTable
@@ -59,6 +59,11 @@ class ShardedEmbedding(torch.nn.Module):
         """
         return _look_up(self._lookup, [keys], self.training)[0]
 
+    def parts(self, keys: Tensor, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
+        """As ``Embedding.parts``; raises as ``forward``."""
+        (found,) = self._lookup([flat_keys(keys)], insert=self.training)
+        return cast(tuple[Tensor, ...], _spread(self.shard, found, self.training, shapes))
+
     def prefetch(self, keys: Tensor) -> None:
         """Begin to exchange the ids of the next ``forward``, which will have these keys, beside what this rank
         computes until then. Results are the same bits with or without. Raises as ``forward``."""
@@ -93,28 +98,40 @@ def _look_up(lookup: Lookup, keys: Sequence[Tensor], training: bool) -> list[Ten
     found = lookup([flat_keys(k) for k in keys], insert=training)
     out = []
     for shard, given, some in zip(lookup.shards, keys, found, strict=True):
-        if training:
-            vectors = cast(Tensor, _Spread.apply(torch.empty(0, requires_grad=True), shard, some))  # type: ignore[no-untyped-call]
-        else:
-            vectors = _spread(some)
+        vectors = cast(Tensor, _spread(shard, some, training, None))
         out.append(vectors.view(*given.shape, shard.table.dim))
     return out
 
 
-def _spread(found: Found) -> Tensor:
-    return torch.from_numpy(found.vectors).index_select(0, torch.from_numpy(found.places))
+def _spread(
+    shard: Shard, found: Found, training: bool, shapes: Sequence[torch.Size] | None
+) -> Tensor | tuple[Tensor, ...]:
+    """The vectors of all positions, in parts where they have shapes."""
+    if not training:
+        return _at_places(found, shapes)
+    return _Spread.apply(torch.empty(0, requires_grad=True), shard, found, shapes)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _at_places(found: Found, shapes: Sequence[torch.Size] | None) -> Tensor | tuple[Tensor, ...]:
+    return in_parts(torch.from_numpy(found.vectors).index_select(0, torch.from_numpy(found.places)), shapes)
 
 
 class _Spread(torch.autograd.Function):
-    """The vectors of all positions; ``anchor``, an empty tensor, only makes autograd call backward."""
+    """``_at_places``; ``anchor``, an empty tensor, only makes autograd call backward."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, shard: Shard, found: Found) -> Tensor:
-        ctx.shard, ctx.keys, ctx.places = shard, found.keys, found.places
-        return _spread(found)
+    def forward(
+        ctx: Any, anchor: Tensor, shard: Shard, found: Found, shapes: Sequence[torch.Size] | None
+    ) -> Tensor | tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.shard, ctx.keys, ctx.places, ctx.shapes = shard, found.keys, found.places, shapes
+        return _at_places(found, shapes)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        ctx.shard.add_gradient(ctx.keys, ctx.places, gradient.contiguous().numpy())
-        return None, None, None
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        some = reached(gradients, ctx.shapes, ctx.places)
+        if some is not None:
+            places, gradient = some
+            ctx.shard.add_gradient(ctx.keys, places, gradient.contiguous().numpy())
+        return (None,) * 4

@@ -28,9 +28,11 @@ import numpy.typing as npt
 from thinrow.core.errors import InputError
 from thinrow.core.pool import empty
 from thinrow.core.routing import Routing
+from thinrow.embeddings.checks import gradient_not_finite
 from thinrow.embeddings.index import KeyIndex
 from thinrow.embeddings.ranks import Bytes, Ranks
 from thinrow.embeddings.table import DynamicTable
+from thinrow.embeddings.waiting import with_part
 from thinrow.kernels import kernel
 
 Ints = npt.NDArray[np.int64]
@@ -76,6 +78,7 @@ class Shard:
                 f"the table of rank {ranks.rank} of {ranks.size} holds key {strange[0]}, which is rank "
                 f"{self.owners(strange[:1])[0]}'s; load what was saved for this number of ranks"
             )
+        table.of_ranks = True
 
     def owners(self, keys: Ints) -> Ints:
         """(n,) rank that owns each of ``keys`` (n,)."""
@@ -95,7 +98,7 @@ class Shard:
             InputError: a sum is NaN or infinite (names the key); nothing is kept then.
         """
         if len(places):
-            self._waiting.append(self._summed(keys, places, gradient))
+            self._waiting = with_part(self._waiting, self._summed(keys, places, gradient), self._merged)
 
     def clear_gradient(self) -> None:
         """Forget the gradients that wait for a step."""
@@ -106,9 +109,10 @@ class Shard:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return np.empty(0, np.int64), np.empty((0, self.table.dim), self.table.dtype)
-        if len(waiting) == 1:
-            return waiting[0]
-        keys, gradients = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
+        return waiting[0] if len(waiting) == 1 else self._merged(waiting)
+
+    def _merged(self, parts: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats]:
+        keys, gradients = (np.concatenate(side) for side in zip(*parts, strict=True))
         return self._summed(*self.distinct(keys), gradients)
 
     def _summed(self, keys: Ints, places: Ints, gradient: Floats) -> tuple[Ints, Floats]:
@@ -116,10 +120,8 @@ class Shard:
         sums = empty(len(used) * self.table.dim, self.table.dtype).reshape(len(used), self.table.dim)
         bad = kernel("sum_groups")(gradient, order, starts, sums)
         if bad >= 0:
-            raise InputError(
-                f"the gradient of key {keys[used[bad]]} is NaN or infinite; look for an overflow in the loss or lower "
-                "the learning rate"
-            )
+            column = int(np.flatnonzero(~np.isfinite(sums[bad]))[0])
+            raise gradient_not_finite(int(keys[used[bad]]), float(sums[bad, column]), column)
         return keys[used], sums
 
     def encode(self, vectors: Floats) -> npt.NDArray[Any]:

@@ -24,6 +24,7 @@ from thinrow.embeddings.blocks import RowBlocks
 from thinrow.embeddings.budget import Budget, Usage
 from thinrow.embeddings.changes import Changes
 from thinrow.embeddings.checks import (
+    bounds_wrong,
     check_loaded,
     check_row_state,
     gradient_not_finite,
@@ -35,6 +36,7 @@ from thinrow.embeddings.index import INDEX_BYTES, KeyIndex
 from thinrow.embeddings.sketch import Sketch
 from thinrow.embeddings.states import BASE, DELTA, ROW_FILL, ROW_STATE, WHOLE
 from thinrow.embeddings.traffic import LOOK_UP_BYTES, Traffic
+from thinrow.embeddings.waiting import with_part
 from thinrow.kernels import kernel
 
 Ints = npt.NDArray[np.int64]
@@ -61,6 +63,8 @@ class DynamicTable:
         values: the vectors, row by row.
         budget: what bounds the table; None for nothing.
         step: how many steps ended, counted where there is a budget.
+        moves: how often rows moved: numbers of rows that were looked up before mean nothing after it.
+        of_ranks: whether a ``Shard`` has it; then gradients wait with the shard, which optimizers are given.
         traffic: bytes that its calls had to move; not part of its state.
     """
 
@@ -105,7 +109,7 @@ class DynamicTable:
         self._row_state: dict[str, RowBlocks] = {}
         self._gradients: list[tuple[Ints, Floats]] = []
         self._trackers: list[Changes] = []
-        self.budget, self.step = budget, 0
+        self.budget, self.step, self.moves, self.of_ranks = budget, 0, 0, False
         self.traffic = Traffic()
         self._sketch = Sketch(budget.sketch_cells) if budget is not None and budget.min_count > 1 else None
 
@@ -204,15 +208,16 @@ class DynamicTable:
             return 0
         if self._gradients:
             raise InputError("make_room before a step used its gradients; step the optimizer first")
-        self.step += 1
         too_many = self.budget.too_many(len(self), self.budget.rows(self.row_bytes))
-        if not len(self) or (not too_many and self.budget.max_age is None):
-            return 0
         usage = self.row_state(_USAGE, 2, dtype=np.int64)
-        counts, last = usage.to_array().T
-        gone = self.budget.leaving(Usage(self._index.keys(), counts, last, self.step), too_many)
+        gone = np.zeros(0, np.bool_)
+        if len(self) and (too_many or self.budget.max_age is not None):
+            counts, last = usage.to_array().T
+            gone = self.budget.leaving(Usage(self._index.keys(), counts, last, self.step), too_many)
+        self.step += 1
         if not gone.any():
             return 0
+        self.moves += 1
         before, lost = len(self), self._index.keys_of(np.flatnonzero(gone))
         source, target = self._index.drop(gone)
         for changes in self._trackers:
@@ -259,14 +264,20 @@ class DynamicTable:
             InputError: a row is not in [-1, len), or ``bounds`` are not such.
         """
         rows, bounds = _int64("rows", rows), _int64("bounds", bounds)
-        if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(rows) or np.diff(bounds).min(initial=0) < 0:
-            raise InputError(f"bounds of {len(rows)} rows: {bounds[:3]}...; they must ascend from 0 to {len(rows)}")
+        self.check_bounds(bounds, len(rows))
         out = empty((len(bounds) - 1) * self.dim, self.dtype).reshape(-1, self.dim)
         bad = kernel("pool_rows")(self.values.blocks, len(self), rows, bounds, out)
         self.traffic.read += len(rows) * self.dim * self.dtype.itemsize + out.nbytes
         if bad >= 0:
             raise row_outside(rows[bad], bad, len(self))
         return out
+
+    def check_bounds(self, bounds: Ints, n: int) -> None:
+        """Raises InputError where ``bounds`` of bags are not (b + 1,) int64 ascending from 0 to ``n``."""
+        _int64("bounds", bounds)
+        # No differences: those of forged bounds wrap.
+        if not len(bounds) or bounds[0] != 0 or bounds[-1] != n or (bounds[1:] < bounds[:-1]).any():
+            raise bounds_wrong(bounds[:3], n)
 
     def row_state(self, name: str, width: int, *, fill: float = 0.0, dtype: npt.DTypeLike | None = None) -> RowBlocks:
         """The optimizer state ``name``: (n, width) numbers that grow and are saved with the rows.
@@ -307,7 +318,14 @@ class DynamicTable:
             outside = rows[(rows < 0) | (rows >= len(self))]
             raise gradient_outside(outside[0], len(self))
         if len(rows):
-            self._gradients.append(self._summed(rows, np.ascontiguousarray(gradient), of))
+            new = self._summed(rows, np.ascontiguousarray(gradient), of)
+            self._gradients = with_part(self._gradients, new, self._merged)
+
+    def sum_gradient(self) -> tuple[Ints, Floats] | None:
+        """What ``take_gradient`` would give, which stays. Raises as that."""
+        if len(self._gradients) > 1:
+            self._gradients = [self._merged(self._gradients)]
+        return self._gradients[0] if self._gradients else None
 
     def take_gradient(self) -> tuple[Ints, Floats] | None:
         """Distinct rows (d,) ascending and their summed gradients (d, dim), kept no longer; None if there are none.
@@ -317,13 +335,11 @@ class DynamicTable:
         Raises:
             InputError: a sum of several calls overflows (names the key); all stays as it was.
         """
-        if len(self._gradients) > 1:
-            rows, gradients = (np.concatenate(parts) for parts in zip(*self._gradients, strict=True))
-            self._gradients = [self._summed(rows, gradients)]
-        if not self._gradients:
-            return None
-        self._wrote(self._gradients[0][0])
-        return self._gradients.pop()
+        found = self.sum_gradient()
+        self.clear_gradient()
+        if found is not None:
+            self._wrote(found[0])
+        return found
 
     def clear_gradient(self) -> None:
         """Forget the gradients kept for the next step."""
@@ -471,7 +487,12 @@ class DynamicTable:
         """
         loaded = DynamicTable.from_state(state, block_rows=self._block_rows)
         check_loaded(loaded, self)
-        vars(self).update(vars(loaded) | {"traffic": self.traffic})
+        kept = {"traffic": self.traffic, "moves": self.moves + 1, "of_ranks": self.of_ranks}
+        vars(self).update(vars(loaded) | kept)
+
+    def _merged(self, parts: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats]:
+        rows, gradients = (np.concatenate(side) for side in zip(*parts, strict=True))
+        return self._summed(rows, gradients)
 
     def _summed(self, rows: Ints, gradient: Floats, of: Ints | None = None) -> tuple[Ints, Floats]:
         distinct, starts, order = kernel("group_rows")(rows, len(self))

@@ -249,7 +249,7 @@ def test_a_table_beyond_its_budget_takes_no_key_until_it_has_made_room(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_counts_fade_only_where_room_is_needed(kind):
     given = np.asarray if kind is DynamicTable else torch.from_numpy
-    table = kind(2, budget=Budget(max_rows=8, evict="lfu", max_age=2))
+    table = kind(2, budget=Budget(max_rows=8, evict="lfu", max_age=1))
     usage = []
     for keys in ([1, 2, 2, 2], [2, 2], np.arange(2, 10)):
         table.rows(given(np.array(keys)), insert=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from thinrow.core.errors import InputError
-from thinrow.embeddings import Budget, DynamicTable, Embedding, EmbeddingBag
+from thinrow.embeddings import Budget, DeviceTable, DynamicTable, Embedding, EmbeddingBag, SparseSGD
 
 
 def embedding(dim=3, dtype=np.float64, **parameters):
@@ -116,6 +116,8 @@ def test_keys_are_int64_on_the_cpu():
         torch.tensor([1], dtype=torch.int32),
         torch.tensor([1.0]),
         torch.empty(1, dtype=torch.int64, device="meta"),
+        np.array([1]),
+        [1],
     ):
         with pytest.raises(InputError, match="must be int64 on the CPU"):
             embedding()(keys)
@@ -152,9 +154,18 @@ def test_a_bag_of_keys_without_rows():
 
 def test_bad_bags():
     module = EmbeddingBag(DynamicTable(2))
-    for bounds in ([], [0], [0, 3], [1, 2], [0, 2, 1, 2]):
+    # The last has differences that wrap, none of them negative.
+    for bounds in ([], [0], [0, 3], [1, 2], [0, 2, 1, 2], [0, 2**62, 2**63 - 1, -(2**62), 2]):
+        for bag in (module, EmbeddingBag(DeviceTable(2))):
+            with pytest.raises(InputError, match="they must ascend from 0 to 2"):
+                bag(torch.tensor([5, 6]), torch.tensor(bounds, dtype=torch.int64))
+            assert len(bag.table) == 0
         with pytest.raises(InputError, match="they must ascend from 0 to 2"):
-            module(torch.tensor([5, 6]), torch.tensor(bounds, dtype=torch.int64))
+            module.table.pool(np.array([-1, -1]), np.array(bounds, np.int64))
+        with pytest.raises(InputError, match="they must ascend from 0 to 2"):
+            DeviceTable(2).pool(torch.tensor([-1, -1]), torch.tensor(bounds, dtype=torch.int64))
+    with pytest.raises(InputError, match="bounds: a list, no tensor; they must be int64 on the CPU"):
+        module(torch.tensor([5, 6]), [0, 2])
     with pytest.raises(InputError, match="it must be 'sum' or 'mean'"):
         EmbeddingBag(DynamicTable(2), "max")
     table = DynamicTable(2)
@@ -162,3 +173,28 @@ def test_bad_bags():
     for of in ([0], [0, 1], [0, -1]):
         with pytest.raises(InputError, match="each in"):
             table.add_gradient(rows, np.ones((1, 2), np.float32), np.array(of))
+
+
+@pytest.mark.parametrize("kind", [DynamicTable, DeviceTable])
+def test_a_gradient_finds_its_key_after_rows_moved(kind):
+    table = kind(1, init="constant", init_scale=0.0, budget=Budget(max_rows=4, keep=0.75))
+    module, bag, optimizer = Embedding(table), EmbeddingBag(table), SparseSGD(table, lr=1.0)
+    later, pooled = module(torch.tensor([1, 2])), bag(torch.tensor([2, 1, 2]), torch.tensor([0, 1, 3]))
+    optimizer.step()
+    module(torch.tensor([2, 3, 4]))
+    optimizer.step()  # key 1 goes, and another key takes row 0
+    (later.sum() + 10 * pooled.sum()).backward()
+    optimizer.step()
+    vectors = table.read(table.rows(table.keys(), insert=False))[:, 0].tolist()
+    assert dict(zip(table.keys().tolist(), vectors, strict=True)) == {2: -21.0, 3: 0.0, 4: 0.0}
+
+
+def test_a_gradient_finds_its_key_after_another_state_was_loaded():
+    one, other = embedding(dim=1), embedding(dim=1)
+    other(torch.tensor([9, 8, 7]))
+    kept, lost = one(torch.tensor([7])), one(torch.tensor([6]))
+    one.table.load_state(other.table.state())
+    kept.sum().backward()
+    assert gradients(one) == {7: [1.0]}
+    with pytest.raises(InputError, match="look keys up first"):
+        lost.sum().backward()

@@ -5,7 +5,17 @@ import pytest
 import torch
 
 from thinrow.core.errors import InputError
-from thinrow.embeddings import DynamicTable, Embedding, GroupEmbedding, SparseAdagrad, TableGroup
+from thinrow.embeddings import (
+    DeviceTable,
+    DynamicTable,
+    Embedding,
+    GroupEmbedding,
+    ShardedEmbedding,
+    SparseAdagrad,
+    SparseAdam,
+    TableGroup,
+)
+from thinrow.testing.ranks import run_threads
 
 NAMES = ("item", "store", "action")
 EDGES = [0, -1, 5, -(2**63), 2**63 - 1]
@@ -57,6 +67,47 @@ def test_tables_that_are_not_named_are_not_read():
     assert embedding({"store": torch.tensor([[1, 2]])})["store"].shape == (1, 2, 2)
     assert embedding({}) == {}
     assert len(embedding.table) == 2
+
+
+def test_a_table_that_the_loss_does_not_reach_is_not_touched():
+    """Adam's moments would decay, and its step would be counted."""
+
+    def trained(ranks, kind):
+        embedding = ShardedEmbedding(DynamicTable(1), ranks) if kind is None else Embedding(kind(1))
+        merged = GroupEmbedding(TableGroup(NAMES), embedding)
+        optimizer = SparseAdam(merged, lr=0.1)
+        keys = {"item": torch.tensor([[5]]), "store": torch.tensor([5]), "action": torch.tensor([5, 6])}
+        for reached in (NAMES, ("store",), ()):
+            vectors = merged(keys)
+            before = {name: v.detach().clone() for name, v in vectors.items()}
+            if reached:
+                sum(vectors[name].sum() for name in reached).backward()
+            optimizer.step()
+            after = merged.eval()(keys)
+            merged.train()
+            changed = tuple(name for name in NAMES if not torch.equal(before[name], after[name]))
+            assert changed == reached
+        return True
+
+    for kind in (None, DynamicTable, DeviceTable):
+        assert run_threads(1, trained, kind) == [True]
+
+
+def test_any_module_may_look_a_group_up():
+    class Doubled(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.table = inner, inner.table
+
+        def forward(self, keys):
+            return 2 * self.inner(keys)
+
+    merged = GroupEmbedding(TableGroup(NAMES), Doubled(Embedding(DynamicTable(1, init="constant", init_scale=1.0))))
+    found = merged({"item": torch.tensor([[5, 6]]), "store": torch.tensor([5])})
+    assert found["item"].shape == (1, 2, 1)
+    found["item"].sum().backward()
+    rows, sums = merged.table.take_gradient()
+    assert (rows.tolist(), sums.tolist()) == ([0, 1, 2], [[2.0], [2.0], [0.0]])
 
 
 def test_bad_groups_and_keys():

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from thinrow.core.errors import InputError
 from thinrow.embeddings import (
+    Budget,
+    DeviceTable,
     DynamicTable,
     Embedding,
+    ShardedEmbedding,
+    ShardedEmbeddings,
     SparseAdagrad,
     SparseAdam,
     SparseAdamW,
     SparseRowWiseAdagrad,
     SparseSGD,
 )
+from thinrow.testing.ranks import run_threads
 
 N, DIM = 12, 4
 
@@ -255,3 +263,73 @@ def test_parameters_out_of_range_are_named(parameter, message):
     for make in (SparseSGD, SparseAdagrad, SparseRowWiseAdagrad, SparseAdam, SparseAdamW):
         with pytest.raises(InputError, match=message):
             make(DynamicTable(2), **parameter)
+
+
+def unsure(usage):
+    """A score of one's own that fails."""
+    raise ValueError("no score")
+
+
+def test_a_step_that_cannot_be_changes_nothing():
+    a, b = (DynamicTable(1, init="constant", init_scale=0.0) for _ in range(2))
+    optimizer, row = SparseSGD(a, b, lr=1.0), np.array([0])
+    for table in (a, b):
+        table.rows(np.array([1]), insert=True)
+    a.add_gradient(row, np.ones((1, 1), np.float32))
+    for _ in range(2):
+        b.add_gradient(row, np.full((1, 1), 3e38, np.float32))
+    with pytest.raises(InputError, match="gradient of key 1 is inf"):
+        optimizer.step()
+    assert not a.read(row).any()
+    b.clear_gradient()
+    optimizer.step()
+    assert a.read(row).tolist() == [[-1.0]]
+
+
+def test_all_tables_are_updated_before_one_makes_room(monkeypatch):
+    monkeypatch.setitem(sys.modules, "unsure", SimpleNamespace(score=unsure))
+    a = DynamicTable(1, init="constant", init_scale=0.0, budget=Budget(max_rows=1, evict="unsure:score"))
+    b = DynamicTable(1, init="constant", init_scale=0.0)
+    for table in (a, b):
+        table.add_gradient(table.rows(np.array([1]), insert=True), np.ones((1, 1), np.float32))
+    with pytest.raises(ValueError, match="no score"):
+        SparseSGD(a, b, lr=1.0).step()
+    assert a.read(np.array([0])).tolist() == b.read(np.array([0])).tolist() == [[-1.0]]
+    assert a.step == 0
+
+
+def test_passes_that_accumulate_are_merged():
+    kept = {}
+    for make in (DynamicTable, DeviceTable):
+        module = Embedding(make(2))
+        vectors = module(torch.arange(100))
+        for k in range(50):
+            (vectors * (k + 1)).sum().backward(retain_graph=True)
+        kept[make] = sum(len(rows) for rows, _ in module.table._gradients)
+        assert np.array_equal(module.table.take_gradient()[1], np.full((100, 2), 50 * 51 / 2, np.float32))
+    assert max(kept.values()) <= 200
+
+
+def test_what_has_no_table_is_refused():
+    table = DynamicTable(2)
+    for given in ([table], torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).parameters(), 0.1):
+        with pytest.raises(InputError, match="each as an argument of its own"):
+            SparseAdagrad(given)
+    with pytest.raises(InputError, match="SparseSGD of no table"):
+        SparseSGD()
+
+
+def test_tables_of_ranks():
+    def job(ranks):
+        both = ShardedEmbeddings(ShardedEmbedding(DynamicTable(2), ranks), ShardedEmbedding(DynamicTable(3), ranks))
+        optimizer = SparseSGD(both, lr=1.0)
+        before = [v.detach() for v in both(torch.tensor([5]), torch.tensor([6]))]
+        sum(v.sum() for v in both(torch.tensor([5]), torch.tensor([6]))).backward()
+        optimizer.step()
+        both.eval()
+        for was, now in zip(before, both(torch.tensor([5]), torch.tensor([6])), strict=True):
+            torch.testing.assert_close(now, was - 1)
+        with pytest.raises(InputError, match="give its ShardedEmbedding or Shard"):
+            SparseSGD(both.embeddings[0].table)
+
+    run_threads(1, job)
