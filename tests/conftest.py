@@ -14,6 +14,8 @@ from typing import Any
 from hypothesis import settings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Before anything imports triton: its kernels run without a GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 settings.register_profile("thinrow", deadline=None)
 settings.load_profile("thinrow")
 

@@ -59,7 +59,7 @@ def plan_of(q_offsets: Ints, k_offsets: Ints, starts: Ints, stops: Ints) -> Plan
     within = np.arange(len(row)) - np.repeat(np.cumsum(n_blocks) - n_blocks, n_blocks)
     first = q_offsets[row] + within * BLOCK
     count = np.minimum(q_offsets[row + 1] - first, BLOCK)
-    bounds, hull_first, hull_stop, seen = _bounds(first, starts, stops)
+    bounds, hull_first, hull_stop, seen = bounds_of(first, starts, stops)
     # Vectors are filled up to 16 queries; a block without keys costs something too.
     cost = (seen + 8) * (-(-count // 16) * 16)
     total = int(cost.sum())
@@ -88,7 +88,7 @@ def plan_of(q_offsets: Ints, k_offsets: Ints, starts: Ints, stops: Ints) -> Plan
     )
 
 
-def _bounds(first: Ints, starts: Ints, stops: Ints) -> tuple[list[Ints], Ints, Ints, Ints]:
+def bounds_of(first: Ints, starts: Ints, stops: Ints) -> tuple[list[Ints], Ints, Ints, Ints]:
     """Of the blocks that begin at the queries ``first``: the columns of bounds, the first key and the end of what any
     range has, and the keys to go along."""
     columns: list[Ints] = []

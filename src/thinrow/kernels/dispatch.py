@@ -7,7 +7,8 @@ Worked example::
         kernel("crc32c")(...)                                    # the same number, from thinrow.kernels.reference.crc
 
 Every backend has the same modules with the same functions and signatures; ``reference`` is plain NumPy (for autograd,
-plain torch) and the oracle of the others. Kernels that differentiate live in ``kernels.torch`` instead of ``numba``.
+plain torch) and the oracle of the others. Kernels that differentiate live in ``kernels.torch`` instead of ``numba``,
+and hand tensors of CUDA devices to ``kernels.triton``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from thinrow.core.errors import InputError
+from thinrow.core.errors import InputError, MissingExtraError
 
 #: Kernel -> module of the backend package that defines it. A new kernel is one line here.
 KERNELS: dict[str, str] = {
@@ -139,6 +140,9 @@ DEVICE_KERNELS: dict[str, str] = {
     "adam_rows": "table",
 }
 
+#: Kernel of tensors on a CUDA device -> module of ``kernels.triton`` that defines it.
+CUDA_KERNELS: dict[str, str] = {"hstu_attention": "hstu"}
+
 #: Modules whose fast backend is written in torch, not numba.
 _TORCH_MODULES = ("hstu", "dense", "losses")
 
@@ -165,6 +169,25 @@ def device_kernel(name: str) -> Callable[..., Any]:
     if name not in DEVICE_KERNELS:
         raise InputError(f"no kernel {name!r} of tensors; add it to thinrow.kernels.dispatch.DEVICE_KERNELS")
     module = importlib.import_module(f"thinrow.kernels.torch.{DEVICE_KERNELS[name]}")
+    found: Callable[..., Any] = getattr(module, name)
+    return found
+
+
+def cuda_kernel(name: str) -> Callable[..., Any]:
+    """The function ``name`` of tensors on CUDA devices, for the functions of ``kernels.torch`` that meet such tensors.
+
+    Raises:
+        InputError: there is no such kernel.
+        MissingExtraError: Triton is not installed; builds of torch for CUDA on Linux bring it.
+    """
+    if name not in CUDA_KERNELS:
+        raise InputError(f"no kernel {name!r} of CUDA tensors; add it to thinrow.kernels.dispatch.CUDA_KERNELS")
+    try:
+        module = importlib.import_module(f"thinrow.kernels.triton.{CUDA_KERNELS[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise MissingExtraError("triton", "triton") from error
     found: Callable[..., Any] = getattr(module, name)
     return found
 

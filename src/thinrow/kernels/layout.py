@@ -109,6 +109,11 @@ class AttentionLayout:
         return np.stack([self.starts, self.stops], axis=2).reshape(len(self.starts), 2 * self.starts.shape[1])
 
     @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What backends on devices derive from the layout, by a name of theirs."""
+        return {}
+
+    @cached_property
     def plan(self) -> Plan:
         """How the compiled kernel cuts the work; built on first use and kept."""
         return plan_of(self.q_offsets, self.k_offsets, self.starts, self.stops)

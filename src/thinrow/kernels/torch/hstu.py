@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 
 from thinrow.core.errors import InputError
 from thinrow.core.ragged import offsets_of
+from thinrow.kernels.dispatch import cuda_kernel
 from thinrow.kernels.distance import Bias, Distances, check_biases
 from thinrow.kernels.layout import AttentionLayout, check_inputs
 from thinrow.kernels.numba.hstu import Biases, Grads, Tokens, Work, attend, attend_backward
@@ -48,13 +49,18 @@ def hstu_attention(
     """(T, H, E): of each query and head the sum over the keys j that it sees of ``silu(score[j]) * v[j]``, where
     ``score[j]`` is ``scale * q . k[j]`` and each bias at the bucket of the distance to j.
 
-    T queries, S keys, H heads, D and E widths; float32 or float64 on CPU, any strides. The pointwise attention of HSTU
-    (Zhai et al., "Actions Speak Louder than Words", 2024, eq. 2) without its normaliser, by which the caller divides.
-    Runs on ``torch.get_num_threads()`` threads. Differentiable once, in the tables of biases too.
+    T queries, S keys, H heads, D and E widths; float32 or float64 on CPU, any strides. Tensors of a CUDA device go to
+    ``kernels.triton.hstu``. The pointwise attention of HSTU (Zhai et al., "Actions Speak Louder than Words", 2024,
+    eq. 2) without its normaliser, by which the caller divides. Runs on ``torch.get_num_threads()`` threads.
+    Differentiable once, in the tables of biases too.
 
     Raises:
         InputError: tensors that do not fit the layout or each other, another data type or device.
+        MissingExtraError: tensors of a CUDA device, and no Triton.
     """
+    if q_THD.device.type == "cuda":
+        on_device: torch.Tensor = cuda_kernel("hstu_attention")(q_THD, k_SHD, v_SHE, layout, scale, biases)
+        return on_device
     check_inputs(layout, q_THD, k_SHD, v_SHE)
     check_biases(tuple(biases), q_THD, layout.n_keys, scale)
     if q_THD.device.type != "cpu" or q_THD.dtype not in (torch.float32, torch.float64):

@@ -1,0 +1,1 @@
+"""Kernels for GPUs, in Triton: the same functions as in ``kernels.torch``, for tensors on CUDA devices."""
