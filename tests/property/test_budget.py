@@ -290,6 +290,7 @@ def test_room_is_not_made_under_gradients():
         ({"max_rows": 1, "min_count": 256}, "255 at most"),
         ({"max_rows": 1, "keep": 1}, "keep=1"),
         ({"max_rows": 1, "sketch_cells": 3}, "power of two"),
+        ({"max_rows": 1, "sketch_cells": 1 << 42}, "2\\^32 at most"),
         ({"max_rows": 1, "evict": "oldest"}, "it must be 'lru', 'lfu' or 'module:name'"),
     ],
 )

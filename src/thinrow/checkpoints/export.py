@@ -22,8 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.checkpoints.checkpoint import check_step
-from thinrow.checkpoints.manifest import Version
-from thinrow.checkpoints.shards import check_shard, commit, write_shard
+from thinrow.checkpoints.manifest import TENSORS, Manifest, Version, check_base
+from thinrow.checkpoints.shardfile import file_of
+from thinrow.checkpoints.shards import check_shard, commit, staging_of, write_shard
+from thinrow.checkpoints.tensorfile import mapped, read
 from thinrow.core.errors import InputError
 from thinrow.core.routing import Routing
 from thinrow.core.wrap import mix64_words
@@ -33,6 +35,7 @@ FORMAT = 1
 DTYPES = ("float32", "float16", "int8")
 #: Words of a bucket of the index, about.
 _BUCKET_WORDS = 8
+_MOST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
 _WHOLE = Routing.even(1)
 
 
@@ -52,11 +55,13 @@ def export(
     Args:
         folder: of exports alone.
         step: as for ``save``.
-        tables: prefix -> ``table.state()`` or, with ``base``, ``table.delta(...)``; ``row_states=False`` will do.
+        tables: prefix -> ``table.state()`` or, with ``base``, ``table.delta(...)``; ``row_states=False`` will do. A
+            state with ``base`` takes the place of all that was exported of the table before.
         routing: of those who serve.
         dtype: of the vectors: ``float32``, ``float16``, or ``int8`` with a float32 scale a row, the row's largest
             magnitude over 127.
-        default: prefix -> vector (dim,) of keys that are not there; zeros where it is None.
+        default: prefix -> finite vector (dim,) of keys that are not there; of tables that it leaves out, that of
+            ``base``, or zeros.
         keep, base: as for ``save``.
 
     Raises:
@@ -110,9 +115,32 @@ def commit_export(
     Raises:
         As ``commit``.
     """
-    vectors = {f"{p}default": np.asarray(vector, np.float32) for p, vector in (default or {}).items()}
+    folder, step = Path(folder), check_step(step)
+    file = staging_of(folder, step) / file_of(0, len(routing))
+    # Where it was not exported, commit says so.
+    values = {n: a for n, a in (mapped(file) if file.is_file() else {}).items() if n.endswith("values")}
+    dims = {name.removesuffix("values"): array.shape[1] for name, array in values.items()}
+    vectors = {} if base is None else _defaults_of(check_base(folder, base, step, routing), dims)
+    for prefix, vector in (default or {}).items() if dims else ():
+        vectors[f"{prefix}default"] = _default(prefix, vector, dims)
     meta = {"export": FORMAT}
     return commit(folder, step, routing, tensors=vectors, meta=meta, keep=keep, base=base)
+
+
+def _defaults_of(base: Manifest, dims: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:
+    """Those of the tables of ``dims`` that ``base`` has."""
+    shapes = {f"{prefix}default": (dim,) for prefix, dim in dims.items()}
+    return {name: a for name, a in read(base.checked(TENSORS)).items() if shapes.get(name) == a.shape}
+
+
+def _default(prefix: str, vector: npt.NDArray[Any], dims: Mapping[str, int]) -> npt.NDArray[np.float32]:
+    if prefix not in dims:
+        raise InputError(f"default of table {prefix!r}, but there are only {sorted(dims)}; pass the prefix of one")
+    with np.errstate(over="ignore"):
+        out = np.asarray(vector, np.float32)
+    if out.shape != (dims[prefix],) or not np.isfinite(out).all():
+        raise InputError(f"default of table {prefix!r} is {out.shape} {out}; it must be {dims[prefix]} finite float32")
+    return out
 
 
 def index_of(words: npt.NDArray[np.uint64], low: int, end: int) -> npt.NDArray[np.int64]:
@@ -169,6 +197,7 @@ def _encoded(values: npt.NDArray[Any], keys: npt.NDArray[np.int64], dtype: str) 
         )
     if dtype != "int8":
         return {"values": values.astype(dtype)}
-    scales = (largest / 127).astype(np.float32)
+    # Rounded up, 127 times the scale of the largest float32 would be infinite.
+    scales = np.minimum((largest / 127).astype(np.float32), _MOST_SCALE)
     steps = np.divide(values, scales[:, None], out=np.zeros_like(values), where=scales[:, None] > 0)
     return {"values": np.clip(np.rint(steps), -127, 127).astype(np.int8), "scales": scales}

@@ -5,6 +5,7 @@
     table = table.newest()                              # a later delta, where there is one
 
 A key is looked for in the newest delta first, then in what that rests on; one that a delta says is gone is absent.
+A full export of the table hides what it rests on.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class _Part:
     index: Ints
     values: npt.NDArray[Any]
     scales: Floats | None
-    gone: npt.NDArray[np.uint64]
+    gone: npt.NDArray[np.uint64] | None
+    """Of a delta; a full part, which has all there is, has none."""
 
     def find(self, keys: Ints) -> Ints:
         """(n,) place of each of ``keys``, -1 where it is not here."""
@@ -67,7 +69,9 @@ class _Part:
             np.multiply(packed, np.take(self.scales, places, mode="clip")[:, None], out=out)
 
     def is_gone(self, keys: Ints) -> npt.NDArray[np.bool_]:
-        """(n,) which of ``keys`` went with this delta."""
+        """(n,) which of ``keys``, none of which is here, older exports must not answer."""
+        if self.gone is None:
+            return np.ones(len(keys), np.bool_)
         if not len(self.gone):
             return np.zeros(len(keys), np.bool_)
         words = mix64_words(keys.view(np.uint64))
@@ -107,6 +111,9 @@ class ServingTable:
             raise CorruptionError(f"vectors of widths {sorted(widths)} in one table", file=str(path), remedy=REMEDY)
         self.dim = widths.pop()
         self.default = np.zeros(self.dim, np.float32) if newest.default is None else newest.default
+        shape, dtype = self.default.shape, self.default.dtype
+        if (shape, dtype) != ((self.dim,), np.float32) or not np.isfinite(self.default).all():
+            raise CorruptionError(f"its default is {dtype} {shape}: {self.default}", file=str(path), remedy=REMEDY)
 
     @classmethod
     def open(
@@ -137,7 +144,13 @@ class ServingTable:
         cls, path: Path, prefix: str, serve: tuple[int, Routing], check: bool, known: dict[Version, _Layer]
     ) -> ServingTable:
         def layers(chain: list[Manifest]) -> list[_Layer]:
-            return [known.get(link.version) or _layer(link, prefix, serve, check) for link in chain]
+            found: list[_Layer] = []
+            for link in reversed(chain):
+                found.append(known.get(link.version) or _layer(link, prefix, serve, check))
+                if all(part.gone is None for part in found[-1].parts.values()):
+                    # All of the table, whatever is below.
+                    break
+            return found[::-1]
 
         found, opened = newest_of(path, layers)
         return cls(found.path, prefix, opened, serve, check)
@@ -243,14 +256,15 @@ def _part(file: Path, prefix: str, low: int, end: int) -> _Part:
         there = sorted({n.removesuffix("words") for n in tensors if n.endswith("words")})
         raise CheckpointMismatch(f"{file} has no table {prefix!r}, only {there}; pass the prefix of one")
     scales = tensors.get(f"{prefix}scales")
-    gone = tensors.get(f"{prefix}gone", np.empty(0, np.uint64))
+    gone = tensors.get(f"{prefix}gone")
     n_buckets = len(index) - 1
     shift = shift_of(n_buckets, low, end)
     # A damaged index must not send a look-up outside the file, whether or not CRCs are checked.
     sound = (
-        words.dtype == gone.dtype == np.uint64
+        words.dtype == np.uint64
         and index.dtype == np.int64
-        and words.ndim == index.ndim == gone.ndim == 1
+        and words.ndim == index.ndim == 1
+        and (gone is None or (gone.dtype == np.uint64 and gone.ndim == 1))
         and values.ndim == 2
         and values.dtype.name in DTYPES
         and len(values) == len(words)

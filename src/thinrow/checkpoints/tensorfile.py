@@ -105,15 +105,14 @@ def mapped(path: Path) -> Arrays:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as e:
             raise CorruptionError("it is empty", file=str(path)) from e
-        layout = list(_layout(path, file.read))
+        layout = _layout(path, file.read)
     return {n: np.frombuffer(data, dtype, math.prod(shape), at).reshape(shape) for n, dtype, shape, at in layout}
 
 
-def _layout(
-    path: Path, take: Callable[[int], bytes | None]
-) -> Iterator[tuple[str, np.dtype[Any], tuple[int, ...], int]]:
+def _layout(path: Path, take: Callable[[int], bytes | None]) -> list[tuple[str, np.dtype[Any], tuple[int, ...], int]]:
     """(name, dtype, shape, position of the first byte) of each tensor; ``take`` reads from the file's start."""
     size = path.stat().st_size
+    out, spans = [], []
     try:
         head = take(8) or b""
         n = int.from_bytes(head, "little")
@@ -123,15 +122,27 @@ def _layout(
         for name, about in header.items():
             if name == RESERVED:
                 continue
-            dtype, shape = np.dtype(_NAMES[about["dtype"]]), tuple(map(int, about["shape"]))
+            dtype, shape = np.dtype(_NAMES[about["dtype"]]), tuple(about["shape"])
             first, end = about["data_offsets"]
-            if min(shape, default=0) < 0 or end - first != math.prod(shape) * dtype.itemsize or first < 0:
+            if not all(type(number) is int and number >= 0 for number in (*shape, first, end)):
+                raise ValueError(f"tensor {name!r} of {shape} at {first} to {end}")
+            if end - first != math.prod(shape) * dtype.itemsize:
                 raise ValueError(f"tensor {name!r} of {shape} is said to have {end - first} bytes")
             if 8 + n + end > size:
                 raise ValueError(f"it ends within tensor {name!r}")
-            yield name, dtype, shape, 8 + n + first
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+            # NumPy knows which shapes no array has.
+            np.empty(shape, dtype)
+            out.append((name, dtype, shape, 8 + n + first))
+            spans.append((first, end))
+        # Byte for byte in one tensor: a small file must not be a large one in memory.
+        at = 0
+        for first, end in [*sorted(spans), (size - 8 - n, size)]:
+            if first != at:
+                raise ValueError(f"bytes {min(first, at)} to {max(first, at)} are of no tensor or of several")
+            at = end
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
         raise CorruptionError(f"it is no safetensors file: {e!r}", file=str(path)) from e
+    return out
 
 
 def _chunks(ordered: list[tuple[str, npt.NDArray[Any]]]) -> Iterator[memoryview | bytes]:

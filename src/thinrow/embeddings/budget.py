@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +79,8 @@ class Budget:
             raise InputError(f"budget: min_count={self.min_count}; counters of a byte hold 255 at most")
         if not 0 < self.keep < 1:
             raise InputError(f"budget: keep={self.keep}; it must be above 0 and below 1")
-        if self.sketch_cells < 1 or self.sketch_cells & (self.sketch_cells - 1):
-            raise InputError(f"budget: sketch_cells={self.sketch_cells}; it must be a power of two")
+        if not 1 <= self.sketch_cells <= 1 << 32 or self.sketch_cells & (self.sketch_cells - 1):
+            raise InputError(f"budget: sketch_cells={self.sketch_cells}; it must be a power of two, 2^32 at most")
         if self.evict not in ("lru", "lfu") and self.evict.count(":") != 1:
             raise InputError(f"budget: evict={self.evict!r}; it must be 'lru', 'lfu' or 'module:name' of a function")
 
@@ -98,6 +99,21 @@ class Budget:
             max_bytes=None if self.max_bytes is None else self.max_bytes // n_shards,
             sketch_cells=max(1, self.sketch_cells >> (n_shards.bit_length() - 1)),
         )
+
+    def put_in(self, state: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """The state of a table with this budget in place of its own, say where another number of ranks loads it.
+
+        What was counted of keys without a row stays where the sketch is as large as it was; else it starts anew.
+        """
+        names = ("budget", "sketch", "sketch_sightings")
+        out = {name: array for name, array in state.items() if name not in names}
+        out |= {"budget": self.to_bytes(), "step": state.get("step", np.array(0))}
+        if self.min_count > 1:
+            shape = (2, self.sketch_cells)
+            kept = "sketch" in state and state["sketch"].shape == shape
+            out["sketch"] = state["sketch"] if kept else np.zeros(shape, np.uint8)
+            out["sketch_sightings"] = state["sketch_sightings"] if kept else np.array(0)
+        return out
 
     def rows(self, row_bytes: int) -> int:
         """Rows at most, of ``row_bytes`` each. Raises InputError where there is no room for one."""

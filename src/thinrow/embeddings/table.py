@@ -11,6 +11,7 @@ results are the same bits for any number of threads.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -429,7 +430,7 @@ class DynamicTable:
 
     @classmethod
     def from_state(cls, state: Mapping[str, npt.NDArray[Any]], *, block_rows: int = 65_536) -> DynamicTable:
-        """A table as it was when ``state`` was taken.
+        """A table as it was when ``state`` was taken. Warns where it has more rows than its budget allows.
 
         Raises:
             InputError: ``state`` is not what ``DynamicTable.state`` returns.
@@ -464,6 +465,11 @@ class DynamicTable:
                 table._row_state[name] = RowBlocks(rows.shape[1], rows.dtype, block_rows, fill)
                 table._row_state[name].append(rows)
         table._index = KeyIndex(keys)
+        if table.budget is not None and len(keys) > (most := table.budget.rows(table.row_bytes)):
+            what = (
+                f"{len(keys)} rows are loaded, of which the next step removes all but {most} at most; give the state "
+            )
+            warnings.warn(what + "another budget: Budget(...).put_in(state)", RuntimeWarning, stacklevel=2)
         return table
 
     def _budget_names(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from thinrow.checkpoints import ServingTable, commit, export, save, save_shard, tensorfile, version_of
+from thinrow.checkpoints.shards import write_shard
 from thinrow.core.errors import CheckpointMismatch, CorruptionError, InputError, NewerFormatError
 from thinrow.core.routing import Routing
 from thinrow.core.wrap import mix64_words
@@ -101,6 +102,55 @@ def test_a_default_of_ones_own(tmp_path: Path) -> None:
     found, known = ServingTable.open(tmp_path, "t.").read(np.array([5, 7]))
     assert found[0].tolist() == [1, 2, 3, 4]
     assert known.tolist() == [False, True]
+
+
+def test_a_default_is_the_tables_and_stays_with_it(tmp_path: Path) -> None:
+    table, ones = made(), {"t.": np.ones(4)}
+    changes = table.track()
+    base = version_of(export(tmp_path, 1, {"t.": table.state()}, default=ones))
+    for vector in (np.ones(3), np.array([1, 2, 3, np.nan]), np.full(4, 1e300)):
+        with pytest.raises(InputError, match=r"default of table 't\.' is .*; it must be 4 finite float32"):
+            export(tmp_path, 2, {"t.": table.state()}, default={"t.": vector})
+    with pytest.raises(InputError, match=r"default of table 'item\.', but there are only \['t\.'\]"):
+        export(tmp_path, 2, {"t.": table.state()}, default={"item.": np.ones(4)})
+    changes.mark(base)
+    for step, default, expected in ((2, None, 1), (3, {"t.": np.zeros(4)}, 0)):
+        export(tmp_path, step, {"t.": table.delta(changes)}, base=base, default=default)
+        assert ServingTable.open(tmp_path, "t.").read(np.array([5]))[0].tolist() == [[expected] * 4]
+    arrays = tensorfile.read(tmp_path / "step-00000001" / "shard-00000-of-00001.safetensors")
+    write_shard(tmp_path, 4, 0, Routing.even(1), arrays, None)
+    wrong = {"t.default": np.ones(3, np.float32)}
+    commit(tmp_path, 4, Routing.even(1), tensors=wrong, meta={"export": 1})
+    with pytest.raises(CorruptionError, match=r"its default is float32 \(3,\)"):
+        ServingTable.open(tmp_path / "step-00000004", "t.")
+
+
+def test_what_is_full_hides_what_it_rests_on(tmp_path: Path) -> None:
+    table, new = DynamicTable(2, budget=Budget(max_rows=4, keep=0.5)), made([1, 2], dim=3)
+    changes = table.track()
+    table.rows(np.arange(4), insert=True)
+    base = version_of(export(tmp_path, 1, {"t.": table.state()}))
+    table.make_room()
+    held = np.isin(np.arange(4), table.keys()).tolist()
+    assert sum(held) == 2
+    export(tmp_path, 2, {"t.": table.state(), "new.": new.state()}, base=base)
+    assert ServingTable.open(tmp_path, "t.").read(np.arange(4))[1].tolist() == held
+    # And a table of which the base knows nothing is there.
+    vectors_, found = ServingTable.open(tmp_path, "new.").read(np.array([0, 1]))
+    assert found.tolist() == [False, True]
+    assert np.array_equal(vectors_[1:], vectors(new, [1]))
+    changes.mark(base)
+    delta = table.delta(changes)
+    with pytest.raises(InputError, match=r"marked at Version\(step=1.* cannot rest on Version\(step=2"):
+        export(tmp_path, 3, {"t.": delta}, base=version_of(tmp_path / "step-00000002"))
+
+
+def test_the_largest_of_all_numbers_in_int8(tmp_path: Path) -> None:
+    state, most = made([1, 2, 3], dim=1).state(), np.finfo(np.float32).max
+    state["values"][:, 0] = most, -most, np.nextafter(most, np.float32(0))
+    export(tmp_path, 1, {"": state}, dtype="int8")
+    found, _ = ServingTable.open(tmp_path).read(np.array([1, 2, 3]))
+    np.testing.assert_allclose(found, state["values"], rtol=1e-6)
 
 
 def test_an_empty_table(tmp_path: Path) -> None:

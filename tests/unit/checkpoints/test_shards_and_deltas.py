@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from thinrow.checkpoints import commit, load, load_shard, save, save_shard, step
 from thinrow.checkpoints.manifest import MANIFEST, TENSORS, read
 from thinrow.core.errors import CorruptionError, InputError, ObjectNotFound, StoreError
 from thinrow.core.routing import Routing
-from thinrow.embeddings import DynamicTable, SparseAdagrad
+from thinrow.embeddings import Budget, DynamicTable, SparseAdagrad
 from thinrow.embeddings.states import join, pick, prefixed, replay, tables_of
 from thinrow.storage.sealed import seal
 
@@ -327,3 +329,54 @@ def test_what_is_no_file_of_tensors(tmp_path: Path, data: bytes, message: str) -
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(CorruptionError, match=message):
         tensorfile.read(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("about", "n_bytes"),
+    [
+        ([([4], [0, 4]), ([4], [0, 4])], 4),
+        ([([4], [0, 4]), ([4], [2, 6])], 6),
+        ([([2], [0, 2]), ([2], [4, 6])], 6),
+        ([([2], [0, 2])], 6),
+        ([([2], [-2, 0])], 0),
+        ([([0, 2**62, 4], [0, 0])], 0),
+        ([([0, 2**70], [0, 0])], 0),
+        ([([1] * 70, [0, 1])], 1),
+        ([([1], [0.0, 1.0])], 1),
+        ([([True], [0, 1])], 1),
+        ([(["1"], [0, 1])], 1),
+        ([([-1, -1], [0, 1])], 1),
+    ],
+)
+def test_bytes_are_of_one_tensor_each_and_shapes_those_of_arrays(tmp_path: Path, about: Any, n_bytes: int) -> None:
+    header = {f"t{i}": {"dtype": "U8", "shape": s, "data_offsets": at} for i, (s, at) in enumerate(about)}
+    text = json.dumps(header).encode()
+    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + bytes(n_bytes))
+    for call in (tensorfile.read, tensorfile.mapped):
+        with pytest.raises(CorruptionError, match="it is no safetensors file"):
+            call(tmp_path / "x")
+
+
+def test_a_budget_of_other_ranks(tmp_path: Path) -> None:
+    budget, routing, keys = Budget(max_rows=1000, min_count=2, sketch_cells=1024), Routing.even(4), np.arange(880)
+    for shard in range(4):
+        table = DynamicTable(2, budget=budget.share(4))
+        mine = keys[routing.shards(keys) == shard]
+        for _ in range(2):
+            table.rows(mine, insert=True)
+        save_shard(tmp_path, 1, shard, routing, tensors=table.state())
+    commit(tmp_path, 1, routing)
+    found = load_shard(tmp_path, 0, Routing.even(1)).tensors
+    with pytest.warns(RuntimeWarning, match=r"880 rows are loaded, .* all but 250 at most; .*put_in\(state\)"):
+        assert DynamicTable.from_state(found).make_room() > 600
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = DynamicTable.from_state(budget.put_in(found))
+    assert (table.make_room(), len(table), table.budget) == (0, 880, budget)
+    # The sketch is another one; where it is as large, it stays.
+    assert not table.state()["sketch"].any()
+    assert budget.share(4).put_in(found)["sketch"] is found["sketch"]
+    assert "sketch" not in Budget(max_rows=1000).put_in(found)
+    plain = train(DynamicTable(2), keys[:9])
+    bounded = DynamicTable.from_state(budget.put_in(plain.state()))
+    assert same(pick(plain.state(), np.arange(9)), {n: bounded.state()[n] for n in plain.state()})
