@@ -12,6 +12,7 @@ Worked example, a full one after every three deltas::
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -226,6 +227,15 @@ class RankIncremental(Incremental):
         crc = self._together(f"commit of {step}", lambda: self._commit(pending))
         self._base = Version(step, crc)
         return self.folder / name_of(step)
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self.close()
+            return
+        # The other ranks are somewhere else: what was being saved is not committed, and nobody waits for anybody.
+        self._pending = None
+        with contextlib.suppress(Exception):
+            self._background.close()
 
     def _commit(self, pending: Mapping[str, Any]) -> int:
         if self.ranks.rank:

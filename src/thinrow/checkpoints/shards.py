@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from thinrow.checkpoints.scratch import sweep
 from thinrow.checkpoints.shardfile import file_of, tables_of_shards
 from thinrow.core.errors import CorruptionError, InputError, StoreError
 from thinrow.core.routing import Routing
-from thinrow.embeddings.states import check_follow, is_entry, marked_at, tables_of
+from thinrow.embeddings.states import check_follow, is_entry, marked_at, pick, prefixed, tables_of
 from thinrow.storage.objects import make_directory, sync_directory
 from thinrow.storage.sealed import seal, unseal
 
@@ -158,7 +158,7 @@ def commit(
     return path
 
 
-def load_shard(path: str | Path, shard: int, routing: Routing) -> Checkpoint:
+def load_shard(path: str | Path, shard: int, routing: Routing, *, split: Sequence[str] = ()) -> Checkpoint:
     """A checkpoint with the rows of one shard; it may have been saved by any number of others.
 
     Saved by the same ``routing``, the tables are as they were, row by row. By another one, rows are in the order of the
@@ -169,15 +169,23 @@ def load_shard(path: str | Path, shard: int, routing: Routing) -> Checkpoint:
         path: one checkpoint or a folder of them, as for ``load``.
         shard: its number in ``routing``.
         routing: of those who load.
+        split: of a checkpoint that was saved without shards, the prefixes of the tables of which only the shard's rows
+            are wanted.
 
     Raises:
-        As ``load``; InputError where the checkpoint was saved without shards (``load`` it, and pick rows).
+        As ``load``; InputError where the checkpoint was saved without shards and ``split`` names no table.
     """
     check_shard(shard, routing)
 
     def read(chain: list[Manifest]) -> dict[str, Any]:
+        if chain[-1].routing is None and not split:
+            raise InputError(f"{chain[-1].path} was saved without shards; name the tables to split, or load it")
         if chain[-1].routing is None:
-            raise InputError(f"{chain[-1].path} was saved without shards; load it, and pick rows with states.pick")
+            tensors = whole_tensors(chain)
+            for prefix, state in tables_of(tensors).items():
+                if prefix in split:
+                    tensors |= prefixed(prefix, pick(state, routing.shards(state["keys"]) == shard))
+            return tensors
         return whole_tensors(chain) | tables_of_shards(chain, shard, routing)
 
     return load_from(path, read)

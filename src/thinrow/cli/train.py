@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,13 @@ table_option = click.option(
     default="threads",
     help="What runs the workers; any gives the same losses.",
 )
+@click.option(
+    "--rank-timeout-s",
+    type=click.FloatRange(min=1),
+    default=300.0,
+    show_default=True,
+    help="Under torchrun: a rank that is silent for so long ends the run on all.",
+)
 def command(
     recipe: str,
     store_path: Path,
@@ -55,11 +64,13 @@ def command(
     resume: bool,
     threads: int | None,
     engine: EngineName,
+    rank_timeout_s: float,
 ) -> None:
     """Train a ranker by RECIPE: a built-in one, or FILE.py:FUNCTION of your own that returns a TrainConfig.
 
     Built in are hstu_retail_small, dlrm_retail_small, hstu_git_small and dlrm_git_small, for the data of thinrow demo.
     Checkpoints and a log of steps (log.jsonl) go to --out. --follow ends when the log is sealed, or on SIGTERM.
+    Under torchrun all processes train one model, each on its part of every batch, with the losses of one process.
 
     \b
     Examples:
@@ -67,17 +78,22 @@ def command(
       thinrow train hstu_retail_small --store S --table T --out run --resume
       thinrow train mine.py:wide --store S --table T --out run --set ranker.model.layers=3 --set epochs=2
       thinrow train mine.py:wide --store S --follow splits --example-schema shown.json --out run --resume
+      torchrun --no-python --nproc-per-node 2 thinrow train mine.py:wide --store S --table T --out run
     """
     from thinrow.core.errors import InputError
-    from thinrow.embeddings import stream_bandwidth
     from thinrow.history.store import HistoryStore
+    from thinrow.training import launched
 
     config = configured(recipe, values, since_text, until_text)
     if follow is None and (example_schema is not None or wait_s is not None):
         raise InputError("--example-schema and --wait-s go with --follow; add it, or leave them out")
     if follow is not None and engine != "threads":
         raise InputError(f"--engine {engine} with --follow; a log that grows is read by threads: leave --engine out")
-    with HistoryStore.open(store_path) as store, progress_bar("train") as show:
+    with (
+        launched(rank_timeout_s) as ranks,
+        HistoryStore.open(store_path) as store,
+        progress_bar("train") if ranks is None or ranks.rank == 0 else nullcontext(_nothing) as show,
+    ):
 
         def on_step(step: int, total: int | None, record: dict[str, Any]) -> None:
             # An open log has no end yet.
@@ -85,18 +101,33 @@ def command(
 
         options: dict[str, Any] = {"out": out, "resume": resume, "threads": threads, "on_step": on_step}
         if follow is None:
-            result = _train(config, store, table_path, {**options, "engine": engine})
+            result = _train(config, store, table_path, {**options, "engine": engine, "ranks": ranks})
+        elif ranks is not None:
+            raise InputError("--follow under torchrun; a log that grows is read by one process: start it without")
         else:
             result = _train_stream(config, store, follow, table_path, example_schema, wait_s, options)
+    if ranks is None or ranks.rank == 0:
+        _report(result, out, store_path, table_path)
+
+
+def _nothing(*_: int) -> None:
+    """What ranks show that are not the first."""
+
+
+def _report(result: TrainResult, out: Path, store_path: Path, table_path: Path | None) -> None:
+    from thinrow.embeddings import stream_bandwidth
+
     speed = result.candidates / max(result.seconds, 1e-9)
     click.echo(
         f"step {result.steps}: progressive NE {result.ne:.4f}; {result.examples} requests with {result.candidates} "
         f"candidates in {result.seconds:.1f} s ({speed:,.0f} a second, {result.waited_s:.1f} s of it waiting for data)"
     )
     busy = max(result.seconds - result.waited_s, 1e-9)
+    # Of several machines, that of each.
+    share = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) / int(os.environ.get("WORLD_SIZE", "1"))
     click.echo(
         f"the embedding table moved {result.table_bytes / 1e9:.2f} GB, "
-        f"{result.table_bytes / busy / stream_bandwidth():.1%} of what memory moves in that time (MBU)"
+        f"{share * result.table_bytes / busy / stream_bandwidth():.1%} of what memory moves in that time (MBU)"
     )
     table = table_path or "TABLE"
     click.echo(f"checkpoints in {out}; next: thinrow evaluate {out} --store {store_path} --table {table}")

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from thinrow.embeddings import Ranks
 from thinrow.features import Bucketize, FeaturePlan, Hash, HistoryMatch, Source
 from thinrow.features.featurize import featurize
 from thinrow.jagged import Column, Jagged, SharedHistories
-from thinrow.models import DLRMConfig, HSTUConfig, RankerInputs, RankerSpec
+from thinrow.models import DLRMConfig, HSTUConfig, RankerInputs, RankerSpec, weights_of
 from thinrow.schema import Projection
 from thinrow.testing.histories import random_candidates, random_histories
-from thinrow.training import TrainConfig
+from thinrow.testing.world import World
+from thinrow.training import TrainConfig, Trainer, TrainResult
+from thinrow.training.loop import begin
 
 EVENT_VALUES, CANDIDATE_VALUES = {"item": 9, "brand": 3}, {"item": 9, "brand": 3, "price": 50}
 
@@ -86,3 +93,26 @@ class Requests:
         """What a model reads of them."""
         read = featurize(spec.plan, self.histories, self.context, self.candidates, self.request_ts)
         return RankerInputs(spec.inputs, *read, self.request_ts, share=share)
+
+
+def train_world(
+    ranks: Ranks | None,
+    world: World,
+    config: TrainConfig,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    stop_after: int | None = None,
+    die_at: int | None = None,
+) -> tuple[TrainResult, dict[str, npt.NDArray[Any]]]:
+    """A job for ``thinrow.testing.ranks``: train on the world; the result, and the weights. ``die_at``: the step before
+    which the last rank is killed."""
+
+    def on_step(step: int, *_: object) -> None:
+        if ranks is not None and ranks.rank == ranks.size - 1 and step + 1 == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with world.store() as store, world.table() as table:
+        trainer = Trainer(config, store, table, threads=1, ranks=ranks)
+        result = trainer.run(begin(trainer, out, resume), stop_after=stop_after, on_step=on_step)
+    return result, weights_of(trainer.module)

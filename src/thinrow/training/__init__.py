@@ -14,6 +14,7 @@ except ModuleNotFoundError as error:
 from thinrow.training.config import TrainConfig
 from thinrow.training.evaluate import Evaluation, Scored, evaluate, score
 from thinrow.training.loop import Trainer, TrainResult, train
+from thinrow.training.ranks import launched
 from thinrow.training.stream import StreamTrainer, train_stream
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "TrainResult",
     "Trainer",
     "evaluate",
+    "launched",
     "score",
     "train",
     "train_stream",

@@ -3,6 +3,8 @@
 The loss of a step is the sum over its labelled candidates divided by their number; so it does not depend on how many
 requests they came in, and shared passes weigh no user more. Metrics are *progressive*: a batch is scored before the
 step that learns from it.
+
+Over several ranks each step is that of one process on the batches of all, to rounding (``training.ranks``).
 """
 
 from __future__ import annotations
@@ -12,20 +14,24 @@ import dataclasses
 import os
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thinrow.checkpoints import Checkpoint, Incremental, has_checkpoints, load
+from thinrow.checkpoints import Checkpoint, Incremental, RankIncremental, has_checkpoints, load, load_shard
 from thinrow.core.errors import CheckpointMismatch, InputError, ObjectNotFound, StoreNotFound
+from thinrow.core.routing import Routing
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.client import Loader, Pinnable, loader
 from thinrow.dpp.engines import EngineChoice, EngineName
+from thinrow.embeddings import Ranks
 from thinrow.examples.table import ExampleTable
 from thinrow.history.archive.generation import Generation
 from thinrow.jagged.torch import JaggedTensor
@@ -35,6 +41,7 @@ from thinrow.training.config import SPARSE_OPTIMIZERS, TrainConfig
 from thinrow.training.log import StepLog, cut_log
 from thinrow.training.metrics import ProgressiveNE
 from thinrow.training.optimizer_state import load_optimizer, optimizer_tensors
+from thinrow.training.ranks import same_everywhere, spread, sum_gradients, totals, union
 
 #: What a checkpoint of a run has beside its tensors.
 _META = ("train", "event_schema", "example_schema", "generation", "snapshot_id", "reader", "progressive", "tensors")
@@ -55,6 +62,8 @@ class TrainResult:
     candidates: labelled candidates of this call.
     examples: requests of this call.
     table_bytes: that the embedding table's calls had to move in this call (``thinrow.embeddings.Traffic``).
+
+    Over several ranks all but the times are of all of them.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -76,10 +85,16 @@ class Trainer:
         table: the examples.
         threads: workers of the reader; None for one a core. Any number gives the same losses.
         engine: what runs them, as in ``thinrow.loader``. Any gives the same losses.
+        ranks: the processes that train together; each makes a Trainer of the same arguments, and all calls of ``run``,
+            ``step``, ``save`` and ``resume`` are collective. None for this process alone.
 
     Raises:
-        InputError: the plan does not fit store and table, or no example passes ``config.rows``.
+        InputError: the plan does not fit store and table, no example passes ``config.rows``, or ranks differ.
+        RankLost: a rank is lost; so do all other calls.
     """
+
+    #: None where this process trains alone.
+    ranks: Ranks | None = None
 
     def __init__(
         self,
@@ -89,21 +104,31 @@ class Trainer:
         *,
         threads: int | None = None,
         engine: EngineName | EngineChoice = "threads",
+        ranks: Ranks | None = None,
     ) -> None:
         self.table, self.engine = table, engine
-        self._make(config, store, table.example_schema, threads)
-        self._open(table.snapshot_id)
+        generation, snapshot_id = store if isinstance(store, Generation) else store.pin(), table.snapshot_id
+        if ranks is not None and ranks.size > 1:
+            self.ranks = ranks
+            same_everywhere("configuration", config.to_dict(), ranks)
+            # What one rank sees already another may not yet: all read what the first does.
+            number, snapshot = ranks.gather("place", np.array([generation.number, snapshot_id or 0]))[0].tolist()
+            generation, snapshot_id = generation.at(number), snapshot or None
+        self._make(config, generation, table.example_schema, threads)
+        if self.ranks is not None:
+            weights = {name: zlib.crc32(w.tobytes()) for name, w in weights_of(self.module).items()}
+            same_everywhere("first weights", weights, self.ranks)
+        self._open(snapshot_id)
 
-    def _make(
-        self, config: TrainConfig, store: Pinnable | Generation, examples: ExampleSchema, threads: int | None
-    ) -> None:
+    def _make(self, config: TrainConfig, generation: Generation, examples: ExampleSchema, threads: int | None) -> None:
         spec = config.ranker
         spec.check_label(examples)
         self.config, self.example_schema = config, examples
-        self.generation = store if isinstance(store, Generation) else store.pin()
+        self.generation = generation
         self.module, self.embeddings = spec.build(config.seed)
         self.threads = threads
         self._inputs = spec.inputs
+        self._stop, self._stopping = threading.Event(), False
         self._make_optimizers()
         self.progressive = ProgressiveNE()
         #: What the table was loaded from, and no step has changed yet; without its tensors.
@@ -126,6 +151,8 @@ class Trainer:
             budget=config.budget,
             snapshot_id=snapshot_id,
             rows=config.rows,
+            rank=0 if self.ranks is None else self.ranks.rank,
+            n_ranks=1 if self.ranks is None else self.ranks.size,
         )
         if not len(self.loader):
             raise InputError(f"no example to train on: none of the table passes {config.rows}; widen rows")
@@ -133,7 +160,8 @@ class Trainer:
     def _make_optimizers(self) -> None:
         sparse = SPARSE_OPTIMIZERS[self.config.sparse_optimizer]
         self.dense = torch.optim.Adam(self.module.parameters(), lr=self.config.dense_lr)
-        self.sparse = sparse(self.embeddings, lr=self.config.sparse_lr)
+        self._sharded = None if self.ranks is None else spread(self.module, self.embeddings, self.ranks)
+        self.sparse = sparse(self._sharded or self.embeddings, lr=self.config.sparse_lr)
 
     def _batches(self, stop: threading.Event) -> Iterator[Batch]:
         """Batches from where the reader stands; ``stop`` is looked at while there is none."""
@@ -148,24 +176,26 @@ class Trainer:
         stop: threading.Event | None = None,
     ) -> TrainResult:
         """Train to the end, or to step ``stop_after`` of the run (one more step where that has passed), or until
-        ``stop`` is set; checkpoints and the log of steps go to ``out``."""
-        stop = stop or threading.Event()
+        ``stop`` is set (of several ranks, on any); checkpoints and the log of steps go to ``out``, which is the same
+        folder on all ranks."""
+        stop = self._stop = stop or threading.Event()
         if stop_after is not None and stop_after < 1:
             raise InputError(f"stop_after={stop_after}; it must be 1 or more, or None for the end")
         result, began = TrainResult(), time.perf_counter()
         waited = self.loader.stats.waited_s
         self.module.train()
         step = saved = int(self.loader.state_dict()["t"]) + 1
-        with self._saving(out) as saving, StepLog(out) as log:
+        with self._saving(out) as saving, StepLog(out if self._leads else None) as log:
             for batch in self._batches(stop):
                 record = self.step(batch)
                 result.losses.append(record["loss"])
-                result.examples += len(batch)
+                result.examples += record["examples"]
                 result.candidates += record["candidates"]
                 result.table_bytes += record["table_bytes"]
                 log.write(record)
                 step, total = batch.t + 1, self.loader.n_batches
-                last = step == total or stop.is_set() or (stop_after is not None and step >= stop_after)
+                stops = stop.is_set() if self.ranks is None else self._stopping
+                last = step == total or stops or (stop_after is not None and step >= stop_after)
                 if saving is not None and (last or step % self.config.checkpoint_every == 0):
                     log.sync()
                     self.save(saving, step)
@@ -187,25 +217,38 @@ class Trainer:
 
     def step(self, batch: Batch) -> dict[str, Any]:
         """Score a batch, then learn from it; returns the step's record for the log."""
-        inputs = self.inputs(batch)
         labels = JaggedTensor.of(batch.labels[self.config.ranker.label]).values.to(torch.float32)
+        here: list[float] = [len(batch), len(labels), self._stop.is_set()]
+        examples, candidates, stops = (int(n) for n in totals("step", here, self.ranks))
         record: dict[str, Any] = {
-            "step": batch.t + 1, "loss": 0.0, "examples": len(batch), "candidates": len(labels), "table_bytes": 0,
+            "step": batch.t + 1, "loss": 0.0, "examples": examples, "candidates": candidates, "table_bytes": 0,
         }  # fmt: skip
-        self._resumed = None
-        if not len(labels):
+        self._resumed, self._stopping = None, stops > 0
+        if not candidates:
             return record
         moved = self.embeddings.traffic.total
-        logits = self.module(inputs)
-        self.progressive.add(logits.detach().numpy(), labels.numpy())
-        loss = loss_of(logits, labels)
+        logits = self.module(self.inputs(batch))
+        scored = ProgressiveNE()
+        if len(labels):
+            scored.add(logits.detach().numpy(), labels.numpy())
+        loss = loss_of(logits, labels, candidates)
         self.dense.zero_grad()
         self.sparse.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.ranks is not None:
+            sum_gradients(self.module.parameters(), self.ranks)
         self.dense.step()
         self.sparse.step()
-        record |= {"loss": float(loss.detach()), "table_bytes": self.embeddings.traffic.total - moved}
-        return record
+        moved = self.embeddings.traffic.total - moved
+        here = [float(loss.detach()), moved, scored.cross_entropy, scored.count, scored.positives]
+        loss_of_all, moved_of_all, *score = totals("loss", here, self.ranks)
+        self.progressive.add_sums(*score)
+        return record | {"loss": float(loss_of_all), "table_bytes": int(moved_of_all)}
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this rank writes what is written once."""
+        return self.ranks is None or self.ranks.rank == 0
 
     def inputs(self, batch: Batch) -> RankerInputs:
         """What the model reads of a batch."""
@@ -217,7 +260,10 @@ class Trainer:
             return contextlib.nullcontext()
         after, self._resumed = self._resumed, None
         config = self.config
-        return Incremental(out, {TABLE: self.embeddings}, deltas=config.deltas, keep=config.keep, after=after)
+        options: dict[str, Any] = {"deltas": config.deltas, "keep": config.keep, "after": after}
+        if self._sharded is not None:
+            return RankIncremental(out, {TABLE: self._sharded.shard}, **options)
+        return Incremental(out, {TABLE: self.embeddings}, **options)
 
     def save(self, saving: Incremental, step: int) -> None:
         """Begin to write a checkpoint: weights, table, both optimizers, and where the reader stands."""
@@ -230,18 +276,22 @@ class Trainer:
             "progressive": self.progressive.state(),
         }
         tensors = weights_of(self.module) | optimizer_tensors(self.dense)
-        meta["tensors"] = sorted([*tensors, *(TABLE + name for name in self.embeddings.state_names())])
+        names = self.embeddings.state_names()
+        if self.ranks is not None:
+            # A rank none of whose rows had a gradient yet has no optimizer state.
+            names = union(names, self.ranks)
+        meta["tensors"] = sorted([*tensors, *(TABLE + name for name in names)])
         saving.save(step, tensors=tensors, meta=meta)
 
     def resume(self, out: Path) -> int:
         """Go on from the newest checkpoint under ``out``; returns its step. The losses that follow are those of a run
-        that was never interrupted.
+        that was never interrupted: to the bit on as many ranks as wrote it, to rounding on any other number.
 
         Raises:
             CheckpointNotFound: there is none.
             CheckpointMismatch: it was written by another configuration, store or table.
         """
-        checkpoint = load(out)
+        checkpoint = self._load(out)
         meta = checkpoint.meta
         lacking = [n for n in _META if n not in meta]
         if lacking or meta["tensors"] != sorted(checkpoint.tensors):
@@ -261,8 +311,17 @@ class Trainer:
         load_optimizer(self.dense, checkpoint.tensors)
         self.progressive = ProgressiveNE.from_state(meta["progressive"])
         self._resumed = dataclasses.replace(checkpoint, tensors={})
-        cut_log(out, checkpoint.step)
+        if self._leads:
+            cut_log(out, checkpoint.step)
         return checkpoint.step
+
+    def _load(self, out: Path) -> Checkpoint:
+        """The newest checkpoint, with this rank's rows of the table."""
+        if self.ranks is None:
+            return load(out)
+        checkpoint = load_shard(out, self.ranks.rank, Routing.even(self.ranks.size), split=(TABLE,))
+        same_everywhere("newest checkpoint", [checkpoint.step, checkpoint.version.crc32c], self.ranks)
+        return checkpoint
 
     def _open_again(self, meta: Mapping[str, Any]) -> None:
         """Read what the run read."""
@@ -296,10 +355,11 @@ class Trainer:
             )
 
 
-def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Binary cross entropy, summed over the candidates (C,) and divided by their number."""
+def loss_of(logits: Tensor, labels: Tensor, count: int | None = None) -> Tensor:
+    """Binary cross entropy, summed over the candidates (C,) and divided by ``count``, their number on all ranks; None
+    for C."""
     total = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
-    return total / max(len(labels), 1)
+    return total / max(len(labels) if count is None else count, 1)
 
 
 def train(
@@ -312,17 +372,19 @@ def train(
     threads: int | None = None,
     engine: EngineName | EngineChoice = "threads",
     on_step: OnStep | None = None,
+    ranks: Ranks | None = None,
 ) -> tuple[Trainer, TrainResult]:
     """Train a ranker; with ``out``, leave checkpoints and a log of steps there.
 
     Args:
         resume: go on from the newest checkpoint in ``out``.
+        ranks: as for ``Trainer``.
 
     Raises:
         InputError: ``out`` holds checkpoints and ``resume`` is not set; further as ``Trainer``.
         CheckpointMismatch: as ``Trainer.resume``.
     """
-    trainer = Trainer(config, store, table, threads=threads, engine=engine)
+    trainer = Trainer(config, store, table, threads=threads, engine=engine, ranks=ranks)
     return trainer, trainer.run(begin(trainer, out, resume), on_step=on_step)
 
 
@@ -335,7 +397,7 @@ def begin(trainer: Trainer, out: str | os.PathLike[str] | None, resume: bool) ->
         raise InputError(
             f"{folder} holds checkpoints of an earlier run; resume it (resume=True, --resume), or take another folder"
         )
-    elif folder is not None:
+    elif folder is not None and trainer._leads:
         cut_log(folder, 0)
     return folder
 

@@ -201,9 +201,13 @@ class ProgressiveNE:
             InputError: as ``log_loss``; nothing is counted then.
         """
         losses, positive = _cross_entropy(logits, labels, False)
-        self.cross_entropy += float(losses.sum())
-        self.count += len(losses)
-        self.positives += int(positive.sum())
+        self.add_sums(float(losses.sum()), len(losses), int(positive.sum()))
+
+    def add_sums(self, cross_entropy: float, count: float, positives: float) -> None:
+        """Count batches of which these are the sums, as another rank's ``cross_entropy``, ``count``, ``positives``."""
+        self.cross_entropy += float(cross_entropy)
+        self.count += int(count)
+        self.positives += int(positives)
 
     @property
     def value(self) -> float:

@@ -174,3 +174,18 @@ def test_what_one_rank_cannot_save_is_saved_by_none(tmp_path: Path) -> None:
     assert "cannot save step 2 in" in told[1]
     assert steps(tmp_path) == [1, 3]
     assert load(tmp_path).step == 3
+
+
+def test_a_rank_that_fails_while_a_save_is_pending_says_why(tmp_path: Path) -> None:
+    def job(ranks: Ranks) -> None:
+        run = Run(ranks)
+        with run.saving(tmp_path) as saving:
+            run.step(1)
+            saving.save(1, tensors={}, meta={})
+            saving.save(2, tensors={}, meta={})
+            if ranks.rank == 1:
+                raise ValueError("no example can be read")
+
+    with pytest.raises(ValueError, match="no example can be read"):
+        run_threads(2, job)
+    assert steps(tmp_path) == [1]

@@ -116,7 +116,7 @@ def test_what_is_no_shard_is_refused(tmp_path: Path) -> None:
             save_shard(tmp_path / "run", 7, shard, routing, tensors=tensors)
     assert not (tmp_path / "run").exists()
     save(tmp_path, 1, tensors=first, meta={})
-    with pytest.raises(InputError, match="saved without shards; load it"):
+    with pytest.raises(InputError, match="saved without shards; name the tables to split"):
         load_shard(tmp_path, 0, routing)
 
 
