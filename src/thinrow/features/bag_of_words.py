@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from thinrow.core.errors import InputError
 from thinrow.features.hash import byte_runs
-from thinrow.features.node import Node, check_bucket_count, check_seed
+from thinrow.features.node import Node, as_bucket_count, as_seed
 from thinrow.features.value import Value
 from thinrow.kernels import kernel
 
@@ -31,8 +31,8 @@ class BagOfWords(Node):
     op: ClassVar[str] = "bag_of_words"
 
     def __post_init__(self) -> None:
-        check_bucket_count("bag_of_words", "buckets", self.buckets)
-        check_seed("bag_of_words", self.seed)
+        object.__setattr__(self, "buckets", as_bucket_count("bag_of_words", "buckets", self.buckets))
+        object.__setattr__(self, "seed", as_seed("bag_of_words", self.seed))
 
     @property
     def operands(self) -> tuple[Node, ...]:

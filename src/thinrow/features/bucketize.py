@@ -7,14 +7,14 @@ With boundaries (0, 10, 100): -5 -> 0, 0 -> 1, 9.99 -> 1, 10 -> 2, 1000 -> 3; fr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from thinrow.core.errors import InputError
-from thinrow.features.node import Elementwise, Formula
+from thinrow.features.node import Elementwise, Formula, as_number, within_int64
 from thinrow.kernels.chain import Op, Step, bits
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
@@ -33,18 +33,18 @@ class Bucketize(Elementwise):
     later_fields: ClassVar[Mapping[str, Any]] = {"side": "right"}
 
     def __post_init__(self) -> None:
-        if not self.boundaries or not all(math.isfinite(b) for b in self.boundaries):
-            raise InputError(f"bucketize: boundaries {self.boundaries}; give one finite number or more")
+        boundaries = self.boundaries if isinstance(self.boundaries, Iterable) else (self.boundaries,)
+        object.__setattr__(self, "boundaries", tuple(as_number("bucketize", "boundaries", b) for b in boundaries))
+        if not self.boundaries:
+            raise InputError("bucketize without boundaries; give one finite number or more")
         if self.side not in ("right", "left"):
             raise InputError(f"bucketize: side={self.side!r}; it must be 'right' or 'left'")
-        # One spelling of each number, so that equal ops have equal digests: 10.0 is written 10.
-        whole = tuple(int(b) if b == int(b) else float(b) for b in self.boundaries)
-        object.__setattr__(self, "boundaries", whole)
         for low, high in zip(self.boundaries[:-1], self.boundaries[1:], strict=True):
             if low >= high:
                 raise InputError(f"bucketize: boundary {high} follows {low}; they must ascend strictly")
 
     def formula(self, dtype: np.dtype[Any]) -> Formula:
+        within_int64(dtype, "bucketize")
         if dtype.kind == "f":
             step = Step(Op.BUCKETIZE_FLOATS, (int(self.side == "left"),), tuple(bits(b) for b in self.boundaries))
         else:

@@ -12,14 +12,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from thinrow.core.errors import InputError
-from thinrow.features.node import Elementwise, Formula
+from thinrow.features.node import Elementwise, Formula, as_number
 from thinrow.kernels.chain import Op, Step, bits
 
 
 @dataclass(frozen=True)
 class Clip(Elementwise):
-    """The dtype stays. Of integers the bounds are rounded inwards and cut at what the dtype holds, of floats rounded to
-    the dtype."""
+    """The dtype stays: signed integers, float32 or float64. Of integers the bounds are rounded inwards and cut at what
+    the dtype holds, of floats rounded to the dtype.
+    """
 
     low: float | None = None
     high: float | None = None
@@ -27,17 +28,16 @@ class Clip(Elementwise):
 
     def __post_init__(self) -> None:
         for name, bound in (("low", self.low), ("high", self.high)):
-            if bound is not None and not math.isfinite(bound):
-                raise InputError(f"clip: {name}={bound}; it must be finite, or None for no bound")
             if bound is not None:
-                # One spelling of each number, so that equal ops have equal digests.
-                object.__setattr__(self, name, int(bound) if bound == int(bound) else float(bound))
+                object.__setattr__(self, name, as_number("clip", name, bound))
         if self.low is None and self.high is None:
             raise InputError("clip without bounds; give low, high or both")
         if self.low is not None and self.high is not None and self.low > self.high:
             raise InputError(f"clip: low={self.low} is above high={self.high}")
 
     def formula(self, dtype: np.dtype[Any]) -> Formula:
+        if dtype.kind not in "if" or dtype == np.float16:
+            raise InputError(f"clip of a column of {dtype}; it takes signed integers, float32 and float64: convert it")
         if dtype.kind == "f":
             low, high = (
                 float(dtype.type(bound)) if bound is not None else end

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from thinrow.core.errors import InputError
 from thinrow.core.ragged import offsets_of
 from thinrow.features.hash import Hash
-from thinrow.features.node import RELATE, Domain, Node, check_bucket_count, check_seed, joint_domain
+from thinrow.features.node import RELATE, Domain, Node, as_bucket_count, as_seed, joint_domain
 from thinrow.features.value import Value, aligned, united_mask
 from thinrow.kernels import kernel
 
@@ -45,8 +45,9 @@ class Cross(Node):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(self.inputs))
-        check_bucket_count("cross", "buckets", self.buckets)
-        check_seed("cross", self.seed)
+        object.__setattr__(self, "buckets", as_bucket_count("cross", "buckets", self.buckets))
+        object.__setattr__(self, "seed", as_seed("cross", self.seed))
+        object.__setattr__(self, "product", bool(self.product))
         if len(self.inputs) < 2:
             raise InputError(f"cross of {len(self.inputs)} columns; give two or more")
         joint_domain("cross", self.inputs, RELATE)

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from thinrow.core.errors import InputError
 from thinrow.core.named import imported
-from thinrow.features.node import RELATE, Domain, Node, joint_domain
+from thinrow.features.node import RELATE, Domain, Node, as_integer, joint_domain
 from thinrow.features.value import Value, aligned, united_mask
 
 _DTYPES = ("int8", "int16", "int32", "int64", "float32", "float64")
@@ -37,10 +37,10 @@ class FeatureFunction:
     """A function that plans can name.
 
     Attributes:
-        function: of (n,) arrays, one an input, 0 where null: numbers, or an Arrow array of strings or bytes; gives (n,)
-            numbers.
+        function: of (n,) arrays that it cannot change, one an input, 0 where null: numbers, or an Arrow array of
+            strings or bytes; gives (n,) numbers.
         version: raised when results change.
-        dtype: of the results.
+        dtype: of the results, which it must hold; floats are rounded to it.
     """
 
     function: Callable[..., npt.NDArray[Any]]
@@ -95,6 +95,7 @@ class Custom(Node):
         if isinstance(self.function, FeatureFunction):
             object.__setattr__(self, "version", self.function.version)
             object.__setattr__(self, "function", self.function.name)
+        object.__setattr__(self, "version", as_integer("custom", "version", self.version))
         if not isinstance(self.function, str) or self.function.count(":") != 1 or self.version < 0:
             raise InputError(f"custom: function={self.function!r} is no feature_function; decorate it with one")
         joint_domain("custom", self.inputs, RELATE)
@@ -115,18 +116,33 @@ class Custom(Node):
         function = self._resolve()
         if len(operands) == 1:
             (value,) = operands
-            return replace(value, entries=self._call(function, [value.entries], len(value.entries)))
+            # What stands under a null says nothing; entries of a dictionary are all of some row.
+            valid = value.valid if value.codes is None else None
+            return replace(value, entries=self._call(function, [value.entries], len(value.entries), valid))
         parts, offsets = aligned(operands, "custom")
         rows = [p.numbers() if isinstance(p.entries, np.ndarray) else p.entries.take(pa.array(p.codes)) for p in parts]
-        return Value(self._call(function, rows, len(parts[0])), None, united_mask(parts), offsets)
+        valid = united_mask(parts)
+        return Value(self._call(function, rows, len(parts[0]), valid), None, valid, offsets)
 
-    def _call(self, function: FeatureFunction, arrays: list[Any], n: int) -> npt.NDArray[Any]:
-        result = np.asarray(function(*arrays))
+    def _call(
+        self, function: FeatureFunction, arrays: list[Any], n: int, valid: npt.NDArray[np.bool_] | None
+    ) -> npt.NDArray[Any]:
+        result = np.asarray(function(*map(_read_only, arrays)))
         if result.shape != (n,) or result.dtype.kind not in "biuf":
             raise InputError(
                 f"custom: {self.function} gave {result.dtype} of shape {result.shape}; it must give {n} numbers"
             )
-        return result.astype(function.dtype, copy=False)
+        with np.errstate(all="ignore"):
+            made = result.astype(function.dtype, copy=not result.flags.writeable)
+            # Floats are rounded to the dtype, no more.
+            same = np.isfinite(made) == np.isfinite(result) if made.dtype.kind == "f" else made == result
+        wrong = np.flatnonzero(~same if valid is None else ~same & valid)
+        if len(wrong):
+            raise InputError(
+                f"custom: {self.function} gave {result[wrong[0]]}, which is no {function.dtype}; name the dtype of its "
+                "results, or round them there"
+            )
+        return made
 
     def _resolve(self) -> FeatureFunction:
         found = imported(self.function, f"custom: {self.function}")
@@ -138,3 +154,12 @@ class Custom(Node):
                 "install the module that it was made with, or make the plan again"
             )
         return found
+
+
+def _read_only(array: Any) -> Any:
+    """The same numbers, which other steps read too."""
+    if not isinstance(array, np.ndarray):
+        return array
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from thinrow.core.errors import InputError
-from thinrow.features.node import Elementwise, Formula, integers
+from thinrow.features.node import Elementwise, Formula, as_integer, integers, within_int64
 from thinrow.kernels.chain import Op, Step
 
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -37,7 +37,10 @@ class DictionaryMap(Elementwise):
 
     def __post_init__(self) -> None:
         given = self.entries.items() if isinstance(self.entries, Mapping) else [(k, v) for k, v in self.entries]
-        pairs = [(int(k) if isinstance(k, np.integer) else k, int(v)) for k, v in given]
+        pairs = [
+            (int(k) if isinstance(k, np.integer) else k, as_integer(self.op, f"entries[{k!r}]", v)) for k, v in given
+        ]
+        object.__setattr__(self, "other", as_integer(self.op, "other", self.other))
         kinds = {type(k) for k, _ in pairs}
         if kinds not in ({int}, {str}):
             raise InputError(
@@ -60,10 +63,11 @@ class DictionaryMap(Elementwise):
 
     def formula(self, dtype: np.dtype[Any]) -> Formula:
         integers(dtype, "dictionary_map", "bucketize floats first")
+        within_int64(dtype, "dictionary_map")
         if self._of_texts:
             raise InputError(f"dictionary_map of a column of {dtype} by strings; give integers as keys")
         keys = [k for k, _ in self.entries if isinstance(k, int)]
-        step = Step(Op.LOOK_UP, (int(self.other),), (*keys, *(v for _, v in self.entries)))
+        step = Step(Op.LOOK_UP, (self.other,), (*keys, *(v for _, v in self.entries)))
         return Formula(((step,),), np.dtype(np.int64))
 
     def texts(self, entries: pa.Array) -> npt.NDArray[Any]:

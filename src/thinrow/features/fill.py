@@ -6,7 +6,6 @@ string fills a column of strings.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from thinrow.core.errors import InputError
-from thinrow.features.node import Node
+from thinrow.features.node import Node, as_number
 from thinrow.features.value import Value
 
 
@@ -30,12 +29,10 @@ class Fill(Node):
     op: ClassVar[str] = "fill"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "nan", bool(self.nan))
         if isinstance(self.value, str):
             return
-        if not math.isfinite(self.value):
-            raise InputError(f"fill: value={self.value}; it must be finite")
-        # One spelling of each number, so that equal ops have equal digests.
-        object.__setattr__(self, "value", int(self.value) if self.value == int(self.value) else float(self.value))
+        object.__setattr__(self, "value", as_number("fill", "value", self.value))
 
     @property
     def operands(self) -> tuple[Node, ...]:
@@ -76,5 +73,7 @@ class Fill(Node):
 
 
 def _holds(dtype: np.dtype[Any], value: int) -> bool:
+    if dtype.kind == "b":
+        return value in (0, 1)
     ends = np.iinfo(dtype)
     return int(ends.min) <= value <= int(ends.max)

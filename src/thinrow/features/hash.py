@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from thinrow.features.node import Elementwise, Formula, check_bucket_count, check_seed, integers
+from thinrow.features.node import Elementwise, Formula, as_bucket_count, as_seed, integers
 from thinrow.kernels import kernel
 from thinrow.kernels.chain import INT, Op, Step, hash_start, remainder
 
@@ -27,8 +27,8 @@ class Hash(Elementwise):
     op: ClassVar[str] = "hash"
 
     def __post_init__(self) -> None:
-        check_bucket_count("hash", "buckets", self.buckets)
-        check_seed("hash", self.seed)
+        object.__setattr__(self, "buckets", as_bucket_count("hash", "buckets", self.buckets))
+        object.__setattr__(self, "seed", as_seed("hash", self.seed))
 
     def formula(self, dtype: np.dtype[Any]) -> Formula:
         integers(dtype, "hash", "bucketize floats first")

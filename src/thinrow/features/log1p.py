@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from thinrow.features.node import Elementwise, Formula
+from thinrow.features.node import Elementwise, Formula, within_int64
 from thinrow.kernels.chain import Op, Step
 
 
@@ -22,5 +22,6 @@ class Log1p(Elementwise):
     op: ClassVar[str] = "log1p"
 
     def formula(self, dtype: np.dtype[Any]) -> Formula:
+        within_int64(dtype, "log1p")
         steps = (Step(Op.LOG1P),) if dtype.kind == "f" else (Step(Op.TO_FLOAT), Step(Op.LOG1P))
         return Formula((steps,), np.dtype(np.float32))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from thinrow.features.node import Elementwise, Formula, check_bucket_count, integers
+from thinrow.features.node import Elementwise, Formula, as_bucket_count, as_integer, integers
 from thinrow.kernels.chain import remainder
 
 
@@ -22,7 +22,8 @@ class Mod(Elementwise):
     op: ClassVar[str] = "mod"
 
     def __post_init__(self) -> None:
-        check_bucket_count("mod", "divisor", self.divisor)
+        divisor = as_integer("mod", "divisor", self.divisor)
+        object.__setattr__(self, "divisor", as_bucket_count("mod", "divisor", divisor))
 
     def formula(self, dtype: np.dtype[Any]) -> Formula:
         integers(dtype, "mod", "bucketize floats, hash strings")

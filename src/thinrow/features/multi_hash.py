@@ -8,6 +8,7 @@ Element i is ``Hash(input, buckets, seeds[i])``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from thinrow.core.errors import InputError
 from thinrow.features.hash import hash_steps, hash_texts
-from thinrow.features.node import Elementwise, Formula, check_bucket_count, check_seed, integers
+from thinrow.features.node import Elementwise, Formula, as_bucket_count, as_integer, as_seed, integers
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class MultiHash(Elementwise):
     op: ClassVar[str] = "multi_hash"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seeds", tuple(int(s) for s in self.seeds))
-        check_bucket_count("multi_hash", "buckets", self.buckets)
-        for seed in self.seeds:
-            check_seed("multi_hash", seed)
+        seeds = self.seeds if isinstance(self.seeds, Iterable) else (self.seeds,)
+        object.__setattr__(self, "seeds", tuple(as_seed("multi_hash", s) for s in seeds))
+        buckets = as_integer("multi_hash", "buckets", self.buckets)
+        object.__setattr__(self, "buckets", as_bucket_count("multi_hash", "buckets", buckets))
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"multi_hash: seeds {self.seeds}; give one or more, each once")
 

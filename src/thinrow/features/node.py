@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +76,9 @@ class Node(ABC):
 
 @lru_cache(maxsize=4096)
 def _digest(node: Node) -> str:
+    strange = [below for below in node.operands if not isinstance(below, Node)]
+    if strange:
+        raise InputError(f"{node.op} of {strange[0]!r}; give a Source or an op")
     text = json.dumps([node.op, node.parameters(), [_digest(i) for i in node.operands]], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -150,6 +155,9 @@ def joint_domain(op: str, nodes: Sequence[Node], remedy: str) -> Domain:
     Raises:
         InputError: with the ``remedy``, where they are of an event and of a request, or none.
     """
+    strange = [n for n in nodes if not isinstance(n, Node)]
+    if strange:
+        raise InputError(f"{op} of {strange[0]!r}; give a Source or an op")
     domains = {n.domain for n in nodes}
     if domains not in ({"cand"}, {"ctx"}, {"history"}, {"cand", "ctx"}):
         named = " and ".join(sorted(domains)) or "no"
@@ -163,13 +171,45 @@ def integers(dtype: np.dtype[Any], op: str, remedy: str) -> None:
         raise InputError(f"{op} of a column of {dtype}; it takes integers: {remedy}")
 
 
-def check_bucket_count(op: str, name: str, n: int | None) -> None:
-    """Raises InputError unless ``n`` is None or in [1, 2^63)."""
-    if n is not None and not 1 <= n < 1 << 63:
-        raise InputError(f"{op}: {name}={n}; it must be in [1, 2^63)")
+def within_int64(dtype: np.dtype[Any], op: str) -> None:
+    """Raises InputError where columns of ``dtype`` have integers that int64 does not hold."""
+    if dtype == np.uint64:
+        raise InputError(f"{op} of a column of {dtype}; it takes integers that int64 holds: convert or hash it first")
 
 
-def check_seed(op: str, seed: int) -> None:
-    """Raises InputError unless ``seed`` is in [0, 2^63)."""
-    if not 0 <= seed < 1 << 63:
-        raise InputError(f"{op}: seed={seed}; it must be in [0, 2^63)")
+def as_integer(op: str, name: str, value: object) -> int:
+    """``value`` as a plain int: equal ops are written alike. Raises InputError where it is no integer."""
+    try:
+        return int(operator.index(value))  # type: ignore[arg-type]
+    except TypeError as e:
+        raise InputError(f"{op}: {name}={value!r}; it must be an integer") from e
+
+
+def as_number(op: str, name: str, value: Any) -> int | float:
+    """``value`` in one spelling, 10 for 10.0: equal ops are written alike. Raises InputError where it is no finite
+    number."""
+    try:
+        finite = math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):
+        finite = False
+    if not finite:
+        raise InputError(f"{op}: {name}={value!r:.40}; it must be finite, a number of 64 bits")
+    return int(value) if value == int(value) else float(value)
+
+
+def as_bucket_count(op: str, name: str, n: object) -> int | None:
+    """``n`` as a plain int, or None. Raises InputError unless it is in [1, 2^63)."""
+    if n is None:
+        return None
+    count = as_integer(op, name, n)
+    if not 1 <= count < 1 << 63:
+        raise InputError(f"{op}: {name}={count}; it must be in [1, 2^63)")
+    return count
+
+
+def as_seed(op: str, seed: object) -> int:
+    """``seed`` as a plain int. Raises InputError unless it is in [0, 2^63)."""
+    found = as_integer(op, "seed", seed)
+    if not 0 <= found < 1 << 63:
+        raise InputError(f"{op}: seed={found}; it must be in [0, 2^63)")
+    return found

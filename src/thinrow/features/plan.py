@@ -79,7 +79,10 @@ class FeaturePlan:
         for name, node in self.outputs.items():
             if not isinstance(node, Node):
                 raise InputError(f"output {name!r} is {node!r}; give a Source or an op")
-        object.__setattr__(self, "_graph", Graph.of(self.outputs))
+        try:
+            object.__setattr__(self, "_graph", Graph.of(self.outputs))
+        except RecursionError as e:
+            raise InputError("a plan with a chain of hundreds of ops; make fewer of them") from e
 
     def __reduce__(self) -> tuple[type[FeaturePlan], tuple[dict[str, Node]]]:
         return FeaturePlan, (dict(self.outputs),)
@@ -153,16 +156,25 @@ class FeaturePlan:
                 raise InputError(f"feature plan of format {data['format']}; this thinrow reads {_FORMAT}: update it")
             steps: list[Node] = []
             for step in data["steps"]:
-                inputs = [steps[i] for i in step["inputs"]]
+                inputs = [_at(steps, i) for i in step["inputs"]]
                 steps.append(_build(step["op"], inputs, {k: v for k, v in step.items() if k not in ("op", "inputs")}))
-            return cls({name: steps[i] for name, i in data["outputs"].items()})
-        except (KeyError, TypeError, IndexError, AttributeError) as e:
+            return cls({name: _at(steps, i) for name, i in data["outputs"].items()})
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
+            if isinstance(e, InputError):
+                raise
             raise InputError(f"not a feature plan: {e!r}; write it with FeaturePlan.to_dict") from e
 
     def fingerprint(self) -> str:
         """16 hex digits; equal plans have equal ones."""
         text = json.dumps({name: node.digest() for name, node in self.outputs.items()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _at(steps: list[Node], number: int) -> Node:
+    """Step ``number``. Raises IndexError where there is none before."""
+    if number < 0:
+        raise IndexError(f"step {number}")
+    return steps[number]
 
 
 def _written_inputs(node: Node) -> tuple[Node, ...]:

@@ -82,7 +82,7 @@ class _Run:
             self._run_fused(self._graph.base[place])
             return self._made[place]
         elif isinstance(node, Fill):
-            made = self._fill(node, self.make(self._graph.operands[place][0]))
+            made = self._fill(node, self._single(self._graph.operands[place][0], node))
         elif isinstance(node, TimeDelta) or (isinstance(node, Cross) and not node.product):
             made = self._combine(node, place)
         else:
@@ -95,12 +95,22 @@ class _Run:
             have = ", ".join(sorted(self._sources))
             raise InputError(f"the plan reads {node.name!r}, which is not there; there are {have}")
         values = self._sources[node.name]
-        return _Made(values, self._valid.get(node.name), np.dtype(str(values.dtype).removeprefix("torch.")))
+        try:
+            dtype = np.dtype(str(values.dtype).removeprefix("torch."))
+        except TypeError as e:
+            raise InputError(f"{node.name!r} is {values.dtype}; columns have a dtype of NumPy's: convert it") from e
+        return _Made(values, self._valid.get(node.name), dtype)
+
+    def _single(self, place: int, node: Node) -> _Made:
+        """What ``node`` reads at ``place``. Raises InputError where these are vectors."""
+        below = self.make(place)
+        if below.values.ndim == 2:
+            raise InputError(f"{node.op} of vectors; it takes single values: make vectors last")
+        return below
 
     def _run_fused(self, base: int) -> None:
-        below, fusion = self.make(base), self._graph.fusions[base]
-        if below.values.ndim == 2:
-            raise InputError(f"{fusion.first.op} of vectors; it takes single values: make vectors last")
+        fusion = self._graph.fusions[base]
+        below = self._single(base, fusion.first)
         walk = fusion.numbers(below.dtype)
         slots = [s for _, made, _, _ in walk.outputs for s in made]
         tensors = iter(device_kernel("run_chain")(below.values, walk.program, slots))
@@ -115,7 +125,11 @@ class _Run:
         return _Made(values if below.valid is None else values.where(below.valid, number), None, below.dtype)
 
     def _combine(self, node: Cross | TimeDelta, place: int) -> _Made:
-        parts = [self._beside(self.make(i), self._graph.nodes[i], node) for i in self._graph.operands[place]]
+        operands = self._graph.operands[place]
+        parts = [self._beside(self._single(i, node), self._graph.nodes[i], node) for i in operands]
+        if isinstance(node, TimeDelta):
+            for part in parts:
+                node.check_times(part.dtype)
         masks = [p.valid for p in parts if p.valid is not None]
         valid = masks[0] if masks else None
         for mask in masks[1:]:

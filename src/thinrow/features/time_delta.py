@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
+import pyarrow as pa
 
 from thinrow.core.errors import InputError
 from thinrow.features.node import Domain, Node, joint_domain
@@ -42,7 +43,7 @@ class TimeDelta(Node):
     operand_fields: ClassVar[tuple[str, ...]] = ("since", "until")
 
     def __post_init__(self) -> None:
-        if self.unit not in _MS:
+        if not isinstance(self.unit, str) or self.unit not in _MS:
             raise InputError(f"time_delta: unit={self.unit!r}; it must be one of {', '.join(_MS)}")
         joint_domain("time_delta", self.operands, _REMEDY)
 
@@ -59,11 +60,15 @@ class TimeDelta(Node):
         """Milliseconds of a unit."""
         return _MS[self.unit]
 
+    @staticmethod
+    def check_times(dtype: np.dtype[Any] | pa.DataType) -> None:
+        """Raises InputError where a column of ``dtype`` has no times."""
+        if not isinstance(dtype, np.dtype) or dtype.kind not in "iu":
+            raise InputError(f"time_delta of a column of {dtype}; times are integers, ms since 1970")
+
     def evaluate(self, operands: Sequence[Value]) -> Value:
         (since, until), offsets = aligned(operands, "time_delta")
         for side in (since, until):
-            if not isinstance(side.entries, np.ndarray) or side.entries.dtype.kind not in "iu":
-                found = side.entries.dtype if isinstance(side.entries, np.ndarray) else side.entries.type
-                raise InputError(f"time_delta of a column of {found}; times are integers, ms since 1970")
+            self.check_times(side.entries.dtype if isinstance(side.entries, np.ndarray) else side.entries.type)
         delta = until.numbers().astype(np.int64) - since.numbers().astype(np.int64)
         return Value(delta // self.ms, None, united_mask((since, until)), offsets)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from thinrow.core.errors import InputError
-from thinrow.features.node import Node
+from thinrow.features.node import Node, as_integer
 from thinrow.features.value import Value
 
 
@@ -27,6 +27,7 @@ class Truncate(Node):
     op: ClassVar[str] = "truncate"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "n", as_integer("truncate", "n", self.n))
         if self.n < 0:
             raise InputError(f"truncate: n={self.n}; it must be 0 or more")
         if self.keep not in ("last", "first"):

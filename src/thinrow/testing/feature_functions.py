@@ -35,3 +35,10 @@ def too_few(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def undecorated(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Not a feature function."""
     return values
+
+
+@feature_function(version=1, dtype="float64")
+def doubled(x: Any) -> Any:
+    """Changes its input."""
+    x *= 2
+    return x

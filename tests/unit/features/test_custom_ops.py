@@ -83,3 +83,40 @@ def test_what_is_no_feature_function_is_refused():
         FeaturePlan({"x": Custom((PRICE, UNITS), per_unit)}).apply(
             {"cand.price": Column(np.ones(2)), "cand.units": Column(np.ones(1))}
         )
+
+
+def test_a_function_changes_none_of_its_inputs():
+    plan = FeaturePlan({"x": Custom((PRICE,), "thinrow.testing.feature_functions:doubled", 1)})
+    price = np.array([1.0, 2.0])
+    with pytest.raises(ValueError, match="read-only"):
+        plan.apply({"cand.price": Column(price)})
+    assert price.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result", "fits"),
+    [
+        ("int64", [1.0, -2.0], True),
+        ("int64", [1.0, 2.5], False),
+        ("int64", [1.0, np.nan], False),
+        ("int64", [1.0, 2.0**63], False),
+        ("int8", [1, 127], True),
+        ("int8", [1, 128], False),
+        ("float32", [0.1, np.nan], True),
+        ("float32", [1.0, np.inf], True),
+        ("float32", [1.0, 1e300], False),
+    ],
+)
+def test_results_that_the_dtype_does_not_hold_are_refused(monkeypatch, dtype, result, fits):
+    made = type(letters)(lambda x: np.array(result), 1, dtype)
+    monkeypatch.setattr(feature_functions, "letters", made)
+    plan = FeaturePlan({"x": Custom((PRICE,), "thinrow.testing.feature_functions:letters", 1)})
+    # What stands under a null is nobody's.
+    under_null = plan.apply({"cand.price": Column(np.ones(2), np.array([True, False]))})["x"]
+    assert under_null.to_arrow().to_pylist() == [pytest.approx(result[0]), None]
+    if fits:
+        out = plan.apply({"cand.price": Column(np.ones(2))})["x"].values
+        np.testing.assert_array_equal(out, np.array(result, dtype))
+    else:
+        with pytest.raises(InputError, match=f"which is no {dtype}"):
+            plan.apply({"cand.price": Column(np.ones(2))})

@@ -21,6 +21,7 @@ from thinrow.features import (
     TimeDelta,
     Truncate,
 )
+from thinrow.features.tensors import apply_tensors
 from thinrow.jagged import Column, Jagged
 
 X, Y = Source("ctx.x"), Source("ctx.y")
@@ -365,3 +366,73 @@ def test_too_many_combinations_are_refused():
         FeaturePlan({"p": Cross((Source("cand.a"), Source("cand.b")), product=True)}).apply(
             {"cand.a": wide, "cand.b": wide}
         )
+
+
+def test_equal_ops_are_written_alike():
+    x = Source("cand.x")
+    for one, other in (
+        (Fill(x, 0, nan=1), Fill(x, 0, nan=True)),
+        (Hash(x, np.int64(10), True), Hash(x, 10, 1)),
+        (Cross((x, x), product=1), Cross((x, x), product=True)),
+        (Truncate(x, np.int32(2)), Truncate(x, 2)),
+        (MultiHash(x, True, (True,)), MultiHash(x, 1, (1,))),
+        (DictionaryMap(x, {1: True}, False), DictionaryMap(x, {1: 1}, 0)),
+        (Clip(x, low=True), Clip(x, low=1.0)),
+    ):
+        assert one == other
+        assert repr(one) == repr(other)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: Hash(x, buckets=10.0),
+        lambda x: Hash(x, seed=1.0),
+        lambda x: Mod(x, 3.0),
+        lambda x: Mod(x, None),
+        lambda x: Truncate(x, 2.0),
+        lambda x: MultiHash(x, 10, ("a",)),
+        lambda x: MultiHash(x, None, (1,)),
+        lambda x: DictionaryMap(x, {1: 2.7}),
+        lambda x: DictionaryMap(x, {1: 2}, 0.5),
+        lambda x: Bucketize(x, (10**400,)),
+        lambda x: Bucketize(x, ("a",)),
+        lambda x: Clip(x, high=10**400),
+        lambda x: Fill(x, None),
+        lambda x: Cross((x, "cand.y")),
+        lambda x: FeaturePlan({"o": Hash("cand.y")}),
+        lambda x: TimeDelta(x, x, ["s"]),
+    ],
+)
+def test_parameters_of_another_type_are_refused(make):
+    with pytest.raises(InputError, match=r"integer|finite|give a Source|one of ms"):
+        make(Source("cand.x"))
+
+
+def test_columns_whose_numbers_an_op_would_misread_are_refused():
+    x = Source("cand.x")
+    for op in (Bucketize(x, (1,)), Log1p(x), DictionaryMap(x, {-1: 2}), Clip(x, high=10)):
+        with pytest.raises(InputError, match=f"{op.op} of a column of uint64"):
+            FeaturePlan({"o": op}).apply({"cand.x": Column(np.array([2**64 - 1], np.uint64))})
+    for dtype in (np.bool_, np.uint8, np.float16):
+        with pytest.raises(InputError, match="it takes signed integers, float32 and float64"):
+            FeaturePlan({"o": Clip(x, low=0)}).apply({"cand.x": Column(np.array([1], dtype))})
+    flags = Column(np.array([True, False]), np.array([True, False]))
+    assert FeaturePlan({"o": Fill(x, 1)}).apply({"cand.x": flags})["o"].values.tolist() == [True, True]
+    with pytest.raises(InputError, match="fill of a column of bool with 2"):
+        FeaturePlan({"o": Fill(x, 2)}).apply({"cand.x": flags})
+
+
+def test_tensors_are_refused_where_columns_are():
+    torch = pytest.importorskip("torch")
+    x = Source("cand.x")
+    vectors, whole = MultiHash(x, 10, (1, 2)), torch.tensor([5, 6])
+    for plan, tensor, message in (
+        ({"o": TimeDelta(x, x)}, torch.tensor([1.5, 2.5]), "times are integers"),
+        ({"o": Fill(vectors, 1)}, whole, "fill of vectors"),
+        ({"o": Hash(vectors)}, whole, "hash of vectors"),
+        ({"o": TimeDelta(x, vectors)}, whole, "time_delta of vectors"),
+        ({"o": Hash(x)}, torch.tensor([1.5]).bfloat16(), "convert it"),
+    ):
+        with pytest.raises(InputError, match=message):
+            apply_tensors(FeaturePlan(plan), {"cand.x": tensor})

@@ -12,6 +12,8 @@ from thinrow.features.fused import Pass
 from thinrow.jagged import Column, Jagged
 from thinrow.kernels.chain import Op
 
+#: As written data.
+X = {"op": "source", "inputs": [], "name": "cand.x"}
 DEPARTMENT, PRODUCT = Source("history.department"), Source("history.product_id")
 
 PLAN = FeaturePlan(
@@ -152,11 +154,22 @@ def test_a_missing_source_is_named():
         {"format": 1, "steps": [], "outputs": {"a": 0}},
         {"format": 2, "steps": [], "outputs": {}},
         {"format": 1, "steps": [{"op": "exec", "inputs": []}], "outputs": {}},
+        {"format": 1, "steps": [X, {"op": "mod", "inputs": [-1], "divisor": 3}], "outputs": {"a": 1}},
+        {"format": 1, "steps": [X], "outputs": {"a": -1}},
+        {"format": 1, "steps": [X, {"op": "dictionary_map", "inputs": [0], "entries": [[1]]}], "outputs": {"a": 1}},
     ],
 )
 def test_what_is_no_plan_is_refused(data):
     with pytest.raises(InputError, match=r"feature plan|no feature op 'exec'"):
         FeaturePlan.from_dict(data)
+
+
+def test_a_chain_that_is_too_long_is_refused():
+    node = Source("cand.x")
+    for k in range(3000):
+        node = Mod(node, 1000 + k)
+    with pytest.raises(InputError, match="chain of hundreds of ops"):
+        FeaturePlan({"a": node})
 
 
 def test_an_output_must_be_a_node():
