@@ -68,6 +68,7 @@ def export(
         InputError: an argument that cannot be used; a vector that is not finite, or beyond float16 (names the key).
         StoreError: the medium refuses; earlier exports are as they were.
     """
+    _check_states(tables)
     for shard in range(len(routing)):
         mine = {p: _of_shard(state, shard, routing) for p, state in tables.items()} if len(routing) > 1 else tables
         export_shard(folder, step, shard, routing, mine, dtype=dtype)
@@ -92,6 +93,7 @@ def export_shard(
     check_shard(shard, routing)
     if dtype not in DTYPES:
         raise InputError(f"dtype={dtype!r}; it must be one of {', '.join(DTYPES)}")
+    _check_states(tables)
     arrays: dict[str, npt.NDArray[Any]] = {}
     for prefix, state in tables.items():
         arrays |= {prefix + name: array for name, array in _sorted(state, shard, routing, dtype).items()}
@@ -157,6 +159,13 @@ def index_of(words: npt.NDArray[np.uint64], low: int, end: int) -> npt.NDArray[n
 def shift_of(n_buckets: int, low: int, end: int) -> int:
     """The shift that an index of ``n_buckets`` was made with."""
     return next((shift for shift in range(64) if (end - low - 1) >> shift < n_buckets), 63)
+
+
+def _check_states(tables: Mapping[str, State]) -> None:
+    for prefix, state in tables.items():
+        if not {"keys", "values"} <= set(state):
+            found = ", ".join(sorted(state)) or "nothing"
+            raise InputError(f"table {prefix!r} has {found}; pass DynamicTable.state() or delta()")
 
 
 def _of_shard(state: State, shard: int, routing: Routing) -> dict[str, npt.NDArray[Any]]:

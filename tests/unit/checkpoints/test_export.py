@@ -173,6 +173,9 @@ def test_vectors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             export(tmp_path / "x", 1, {"": state | {"values": values}}, dtype=dtype)
     with pytest.raises(InputError, match="dtype='int4'; it must be one of float32, float16, int8"):
         export(tmp_path / "x", 1, {"": state}, dtype="int4")
+    for routing in (Routing.even(1), Routing.even(2)):
+        with pytest.raises(InputError, match=r"table 'i\.' has keys; pass DynamicTable.state\(\) or delta\(\)"):
+            export(tmp_path / "x", 1, {"i.": {"keys": KEYS}}, routing=routing)
     assert not (tmp_path / "x").exists()
     export(tmp_path, 1, {"": state})
     with pytest.raises(InputError, match="one-dimensional int64"):
