@@ -287,6 +287,7 @@ def test_room_is_not_made_under_gradients():
         ({}, "give one of the two"),
         ({"max_rows": 1, "max_bytes": 1}, "give one of the two"),
         ({"max_rows": 0}, "max_rows=0"),
+        ({"max_rows": 10.5}, "max_rows=10.5; it must be an integer"),
         ({"max_rows": 1, "min_count": 256}, "255 at most"),
         ({"max_rows": 1, "keep": 1}, "keep=1"),
         ({"max_rows": 1, "sketch_cells": 3}, "power of two"),

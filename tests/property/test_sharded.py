@@ -326,6 +326,12 @@ def test_ranks_that_differ_are_told():
     with pytest.raises(InputError, match="all ranks must look up, prefetch and step the same tables"):
         run_threads(2, other_tables)
 
+    def other_modes(ranks):
+        ShardedEmbedding(DynamicTable(2), ranks).train(ranks.rank == 0)(torch.tensor([1]))
+
+    with pytest.raises(InputError, match=r"'(training|reading) vectors"):
+        run_threads(2, other_modes)
+
 
 def test_what_is_refused():
     def refusals(ranks):

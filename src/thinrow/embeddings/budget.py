@@ -24,6 +24,9 @@ from thinrow.core.wrap import mix64_words
 
 Ints = npt.NDArray[np.int64]
 
+#: Row state of a table with a budget: count and last step of use.
+USAGE = "usage"
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -71,10 +74,10 @@ class Budget:
     def __post_init__(self) -> None:
         if (self.max_rows is None) == (self.max_bytes is None):
             raise InputError(f"budget: max_rows={self.max_rows}, max_bytes={self.max_bytes}; give one of the two")
-        for name in ("max_rows", "max_bytes", "max_age", "min_count"):
+        for name in ("max_rows", "max_bytes", "max_age", "min_count", "sketch_cells"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"budget: {name}={value}; it must be 1 or more")
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InputError(f"budget: {name}={value!r}; it must be an integer, 1 or more")
         if not self.min_count < 256:
             raise InputError(f"budget: min_count={self.min_count}; counters of a byte hold 255 at most")
         if not 0 < self.keep < 1:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from thinrow.core.errors import InputError
-from thinrow.embeddings.budget import Budget, Usage
+from thinrow.embeddings.budget import USAGE, Budget, Usage
 from thinrow.embeddings.checks import (
     bounds_wrong,
     check_loaded,
@@ -36,8 +36,6 @@ from thinrow.embeddings.tensor_rows import RowTensor
 from thinrow.embeddings.traffic import LOOK_UP_BYTES, Traffic
 from thinrow.embeddings.waiting import with_part
 from thinrow.kernels.dispatch import device_kernel
-
-_USAGE = "usage"
 
 
 class DeviceTable:
@@ -114,7 +112,7 @@ class DeviceTable:
                     state.grow(len(self))
                 self.traffic.start += (len(self) - before) * self._stored_bytes
             if self.budget is not None:
-                usage = self.row_state(_USAGE, 2, dtype=np.int64)
+                usage = self.row_state(USAGE, 2, dtype=np.int64)
                 device_kernel("touch_rows")(usage.blocks, rows, self.step)
         return rows
 
@@ -153,7 +151,7 @@ class DeviceTable:
         if self._gradients:
             raise InputError("make_room before a step used its gradients; step the optimizer first")
         before, too_many = len(self), self.budget.too_many(len(self), self._most)
-        usage = self.row_state(_USAGE, 2, dtype=np.int64)
+        usage = self.row_state(USAGE, 2, dtype=np.int64)
         gone = np.zeros(0, np.bool_)
         if before and (too_many or self.budget.max_age is not None):
             counts, last = usage.to_array().T

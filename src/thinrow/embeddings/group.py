@@ -39,6 +39,8 @@ class TableGroup:
     _seeds: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.names, str):
+            raise InputError(f"names={self.names!r}; give a tuple of names, ({self.names!r},) for one")
         object.__setattr__(self, "names", tuple(self.names))
         if not self.names or len(set(self.names)) < len(self.names):
             raise InputError(f"names={self.names}; give one or more, each once")
@@ -55,16 +57,19 @@ class TableGroup:
         be added later.
 
         Raises:
-            InputError: there is no such table.
+            InputError: there is no such table, or ``keys`` are not such.
         """
-        return self.keys_of_parts((name,), keys, np.array([0, len(keys)]))
+        return self.keys_of_parts((name,), keys, np.array([0, np.size(keys)]))
 
     def keys_of_parts(self, names: Sequence[str], keys: Ints, bounds: Ints) -> Ints:
         """``keys`` of several tables at once: ``keys[bounds[k]:bounds[k + 1]]`` are of the table ``names[k]``.
 
         Raises:
-            InputError: there is no such table.
+            InputError: there is no such table, or ``keys`` are not (n,) int64.
         """
+        if not isinstance(keys, np.ndarray) or keys.dtype != np.int64 or keys.ndim != 1:
+            given = f"{keys.dtype} {keys.shape}" if isinstance(keys, np.ndarray) else f"a {type(keys).__name__}"
+            raise InputError(f"keys of {', '.join(names)}: {given}; they must be a one-dimensional int64 array")
         found: Ints = kernel("hash_parts")(keys, bounds, self._seeds_of(names))
         return found
 

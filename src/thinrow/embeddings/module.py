@@ -49,8 +49,9 @@ class Embedding(torch.nn.Module):
     """
 
     def __init__(self, table: Table) -> None:
+        """Raises InputError where ``table`` is none."""
         super().__init__()
-        self.table = table
+        self.table = _checked_table(table)
 
     def forward(self, keys: Tensor) -> Tensor:
         """``keys`` int64 of any shape -> (*shape, dim) in the table's dtype.
@@ -99,7 +100,7 @@ class EmbeddingBag(torch.nn.Module):
         super().__init__()
         if mode not in ("sum", "mean"):
             raise InputError(f"mode={mode!r}; it must be 'sum' or 'mean'")
-        self.table, self.mode = table, mode
+        self.table, self.mode = _checked_table(table), mode
 
     def forward(self, keys: Tensor, bounds: Tensor) -> Tensor:
         """``keys`` (n,) int64 and ``bounds`` (b + 1,) int64 from 0 to n -> (b, dim) in the table's dtype.
@@ -140,7 +141,13 @@ class GroupEmbedding(torch.nn.Module):
     """
 
     def __init__(self, group: TableGroup, embedding: torch.nn.Module) -> None:
+        """Raises InputError where ``group`` is none, or ``embedding`` has no table."""
         super().__init__()
+        if not isinstance(group, TableGroup) or not isinstance(embedding, torch.nn.Module):
+            raise InputError(
+                f"GroupEmbedding of a {type(group).__name__} and a {type(embedding).__name__}; give a TableGroup and a "
+                "module that looks keys up, Embedding(table) say"
+            )
         self.group, self.embedding = group, embedding
 
     @property
@@ -172,6 +179,12 @@ class GroupEmbedding(torch.nn.Module):
         look_up = getattr(self.embedding, "parts", None)
         parts = look_up(found, shapes) if look_up is not None else in_parts(self.embedding(found), shapes)
         return dict(zip(keys, parts, strict=True))
+
+
+def _checked_table(table: Table) -> Table:
+    if not isinstance(table, Table):
+        raise InputError(f"table={table!r:.40}; it must be a DynamicTable or a DeviceTable")
+    return table
 
 
 def _device(table: Table) -> torch.device:

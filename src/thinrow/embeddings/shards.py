@@ -217,11 +217,13 @@ class Lookup:
             asked = ahead.result()
             if not all(map(np.array_equal, asked.given, keys)):
                 raise InputError("other keys were prefetched than are looked up; look those up first")
+        # A rank in training beside one in evaluation would send gradients of keys that nobody made.
+        how = "training" if insert else "reading"
         answers: list[list[npt.NDArray[Any]]] = [[] for _ in range(self.ranks.size)]
         for shard, wanted, counts in zip(self._sharded, asked.wanted, asked.counts, strict=True):
             for answer, vectors in zip(answers, _answer(shard, wanted, counts, insert), strict=True):
                 answer.append(shard.encode(vectors))
-        received = self.ranks.exchange(f"vectors {_fingerprint(self._sharded)}", [_pack(a) for a in answers])
+        received = self.ranks.exchange(f"{how} vectors {_fingerprint(self._sharded)}", [_pack(a) for a in answers])
         parts = zip(*(_unpack(raw, len(self._sharded)) for raw in received), strict=True)
         return [
             Found(keys, places, shard.decode(np.concatenate(part)))

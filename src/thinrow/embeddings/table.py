@@ -22,7 +22,7 @@ from thinrow.core.errors import InputError
 from thinrow.core.named import imported
 from thinrow.core.pool import empty
 from thinrow.embeddings.blocks import RowBlocks
-from thinrow.embeddings.budget import Budget, Usage
+from thinrow.embeddings.budget import USAGE, Budget, Usage
 from thinrow.embeddings.changes import Changes
 from thinrow.embeddings.checks import (
     bounds_wrong,
@@ -48,8 +48,6 @@ _INITS = ("uniform", "normal", "constant")
 _SCALARS = ("dim", "seed", "init_scale")
 #: Of a state, where vectors do not start uniform: how they do, as UTF-8.
 _INIT = "init"
-#: Row state of a table with a budget: count and last step of use.
-_USAGE = "usage"
 
 
 class DynamicTable:
@@ -90,19 +88,25 @@ class DynamicTable:
         Raises:
             InputError: a parameter is out of its range.
         """
-        if dim < 1:
-            raise InputError(f"dim={dim}; it must be 1 or more")
+        if not isinstance(dim, int | np.integer) or dim < 1:
+            raise InputError(f"dim={dim!r}; it must be an integer, 1 or more")
+        if budget is not None and not isinstance(budget, Budget):
+            raise InputError(f"budget={budget!r}; it must be a Budget, or None for nothing that bounds the table")
+        if np.dtype(dtype) not in _DTYPES:
+            raise InputError(f"dtype={np.dtype(dtype)}; it must be float32 or float64")
         if not 0 <= seed < 1 << 63:
             raise InputError(f"seed={seed}; it must be in [0, 2^63)")
         if init not in _INITS and init.count(":") != 1:
             raise InputError(f"init={init!r}; it must be {', '.join(_INITS)}, or 'module:name' of a function")
-        if not abs(init_scale) < float("inf") or (init_scale < 0 and init != "constant"):
-            raise InputError(f"init_scale={init_scale}; it must be finite, and 0 or more but for init='constant'")
+        # What is drawn may be some times the scale, and must be finite in the dtype.
+        largest = float(np.finfo(dtype).max) / 16
+        if not abs(init_scale) <= largest or (init_scale < 0 and init != "constant"):
+            raise InputError(
+                f"init_scale={init_scale}; it must be {largest:.3g} at most, and 0 or more but for init='constant'"
+            )
         if block_rows < 1 or block_rows & (block_rows - 1):
             raise InputError(f"block_rows={block_rows}; it must be a power of two")
-        if np.dtype(dtype) not in _DTYPES:
-            raise InputError(f"dtype={np.dtype(dtype)}; it must be float32 or float64")
-        self.dim, self.seed, self.dtype = dim, seed, np.dtype(dtype)
+        self.dim, self.seed, self.dtype = int(dim), seed, np.dtype(dtype)
         self.init, self.init_scale = init, float(init_scale)
         self._block_rows = block_rows
         self._index = KeyIndex()
@@ -145,7 +149,7 @@ class DynamicTable:
             for changes in self._trackers:
                 changes.grew(len(self))
         if insert and self.budget is not None:
-            kernel("touch_rows")(self.row_state(_USAGE, 2, dtype=np.int64).blocks, rows, self.step)
+            kernel("touch_rows")(self.row_state(USAGE, 2, dtype=np.int64).blocks, rows, self.step)
             self._wrote(rows[rows >= 0] if self._trackers else rows)
         return rows
 
@@ -160,16 +164,19 @@ class DynamicTable:
             kernel("start_rows")(self.values.blocks, before, keys, *drawn)
         else:
             try:
-                made = np.asarray(imported(self.init, f"init={self.init!r}")(keys.copy(), self.dim, self.seed))
+                given = np.asarray(imported(self.init, f"init={self.init!r}")(keys.copy(), self.dim, self.seed))
             except BaseException:
                 self._index.drop(np.arange(len(self)) >= before)
                 raise
+            with np.errstate(over="ignore"):
+                made = given.astype(self.dtype) if given.dtype.kind == "f" else given
             if made.shape != (len(keys), self.dim) or made.dtype.kind != "f" or not np.isfinite(made).all():
                 self._index.drop(np.arange(len(self)) >= before)
                 raise InputError(
-                    f"{self.init} gave {made.dtype} {made.shape}; it must give {(len(keys), self.dim)} finite floats"
+                    f"{self.init} gave {given.dtype} {given.shape}; it must give {(len(keys), self.dim)} floats, "
+                    f"finite as {self.dtype}"
                 )
-            self.values.append(made.astype(self.dtype))
+            self.values.append(made)
 
     def _admit(self, wanted: Ints, budget: Budget) -> Ints:
         most = budget.rows(self.row_bytes)
@@ -193,7 +200,7 @@ class DynamicTable:
     def row_bytes(self) -> int:
         """Bytes of memory that a row takes at most: vector, optimizer state, usage, and its place in the index."""
         return (
-            self._stored_bytes + INDEX_BYTES + (16 if _USAGE not in self._row_state and self.budget is not None else 0)
+            self._stored_bytes + INDEX_BYTES + (16 if USAGE not in self._row_state and self.budget is not None else 0)
         )
 
     def make_room(self) -> int:
@@ -210,7 +217,7 @@ class DynamicTable:
         if self._gradients:
             raise InputError("make_room before a step used its gradients; step the optimizer first")
         too_many = self.budget.too_many(len(self), self.budget.rows(self.row_bytes))
-        usage = self.row_state(_USAGE, 2, dtype=np.int64)
+        usage = self.row_state(USAGE, 2, dtype=np.int64)
         gone = np.zeros(0, np.bool_)
         if len(self) and (too_many or self.budget.max_age is not None):
             counts, last = usage.to_array().T
@@ -229,7 +236,7 @@ class DynamicTable:
             for block in usage.blocks:
                 block[:, 0] -= block[:, 0] >> 1
             for changes in self._trackers:
-                changes.whole.add(_USAGE)
+                changes.whole.add(USAGE)
         return before - len(self)
 
     def read(self, rows: Ints, out: Floats | None = None) -> Floats:

@@ -104,6 +104,10 @@ def one_row_too_few(keys, dim, seed):
     return np.zeros((len(keys) - 1, dim))
 
 
+def beyond_float32(keys, dim, seed):
+    return np.full((len(keys), dim), 1e39)
+
+
 @pytest.mark.parametrize("init", ["uniform", "normal", "constant", f"{__name__}:keys_as_vectors"])
 def test_a_key_starts_alike_in_any_order_shard_and_load(init):
     keys = np.random.default_rng(0).permutation(300)
@@ -122,9 +126,13 @@ def test_a_key_starts_alike_in_any_order_shard_and_load(init):
 
 def test_a_start_that_fails_leaves_the_table_as_it_was():
     table = filled([], init=f"{__name__}:one_row_too_few")
-    with pytest.raises(InputError, match=r"gave float64 \(1, 3\); it must give \(2, 3\) finite floats"):
+    with pytest.raises(InputError, match=r"gave float64 \(1, 3\); it must give \(2, 3\) floats, finite as float32"):
         table.rows(np.array([1, 2]), insert=True)
     assert len(table) == 0
+    too_large = filled([], init=f"{__name__}:beyond_float32")
+    with pytest.raises(InputError, match="finite as float32"):
+        too_large.rows(np.array([1, 2]), insert=True)
+    assert len(too_large) == 0
     with pytest.raises(InputError, match="cannot be imported"):
         filled([1], init="no.such:function")
 
@@ -221,11 +229,14 @@ def test_threads_and_repeats_change_no_bit(monkeypatch, optimizer):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"dim": 0}, "dim=0; it must be 1 or more"),
+        ({"dim": 0}, "dim=0; it must be an integer, 1 or more"),
         ({"seed": -1}, r"seed=-1; it must be in \[0, 2\^63\)"),
         ({"init_scale": float("nan")}, "init_scale=nan"),
         ({"init_scale": -0.1}, "init_scale=-0.1"),
         ({"init": "constant", "init_scale": float("inf")}, "init_scale=inf"),
+        ({"init_scale": 1e38}, "init_scale=1e\\+38; it must be 2.13e\\+37 at most"),
+        ({"budget": 1000}, "budget=1000; it must be a Budget"),
+        ({"dim": 2.0}, "dim=2.0; it must be an integer"),
         ({"init": "xavier"}, "init='xavier'; it must be uniform, normal, constant, or"),
         ({"block_rows": 3}, "block_rows=3; it must be a power of two"),
         ({"block_rows": 0}, "block_rows=0"),

@@ -198,3 +198,9 @@ def test_a_gradient_finds_its_key_after_another_state_was_loaded():
     assert gradients(one) == {7: [1.0]}
     with pytest.raises(InputError, match="look keys up first"):
         lost.sum().backward()
+
+
+@pytest.mark.parametrize("module", [Embedding, EmbeddingBag])
+def test_what_is_no_table_is_refused(module):
+    with pytest.raises(InputError, match="table=8; it must be a DynamicTable or a DeviceTable"):
+        module(8)

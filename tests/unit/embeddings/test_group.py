@@ -114,6 +114,14 @@ def test_bad_groups_and_keys():
     for names in ((), ("a", "a")):
         with pytest.raises(InputError, match="each once"):
             TableGroup(names)
+    with pytest.raises(InputError, match=r"give a tuple of names, \('item',\) for one"):
+        TableGroup("item")
+    for keys in (np.array([1.5]), np.array([[1, 2]]), np.array([1], np.int32), [1, 2]):
+        with pytest.raises(InputError, match=r"keys of item: .*; they must be a one-dimensional int64 array"):
+            TableGroup(NAMES).keys("item", keys)
+    for group, module in ((NAMES, Embedding(DynamicTable(2))), (TableGroup(NAMES), DynamicTable(2))):
+        with pytest.raises(InputError, match="give a TableGroup and a module that looks keys up"):
+            GroupEmbedding(group, module)
     embedding = GroupEmbedding(TableGroup(NAMES), Embedding(DynamicTable(2)))
     with pytest.raises(InputError, match="no table 'shop' in the group; there are item, store, action"):
         embedding({"shop": torch.tensor([1])})
