@@ -15,7 +15,7 @@ import torch
 from thinrow.checkpoints import load
 from thinrow.core.errors import InputError, RankLost
 from thinrow.dpp import BatchBudget
-from thinrow.embeddings import DynamicTable, EmbeddingBag, Ranks
+from thinrow.embeddings import DynamicTable, Embedding, EmbeddingBag, GroupEmbedding, Ranks, TableGroup
 from thinrow.testing.rankers import train_world, world_config
 from thinrow.testing.ranks import GlooProcesses, run_threads
 from thinrow.testing.world import World, make_world
@@ -105,13 +105,24 @@ def test_gradients_and_names_are_those_of_all_ranks() -> None:
     assert run_threads(3, job) == [expected] * 3
 
 
-def test_a_model_that_reads_the_table_otherwise_is_refused() -> None:
-    def job(ranks: Ranks) -> None:
-        table = DynamicTable(2)
-        spread(torch.nn.Sequential(EmbeddingBag(table)), table, ranks)
+def test_whatever_reads_the_table_is_spread_or_refused() -> None:
+    class Own(torch.nn.Module):
+        def __init__(self, table: DynamicTable) -> None:
+            super().__init__()
+            self.table = table
 
-    with pytest.raises(InputError, match="0 of the model is a EmbeddingBag; over ranks a model reads by Embedding"):
-        run_threads(2, job)
+    def job(ranks: Ranks) -> list[str]:
+        table = DynamicTable(2)
+        group = GroupEmbedding(TableGroup(("a",)), Embedding(table))
+        model = torch.nn.ModuleList([Embedding(table), EmbeddingBag(table, "mean"), group, Embedding(DynamicTable(2))])
+        sharded = spread(model, table, ranks)
+        assert {id(m.shard) for m in model[:3]} == {id(sharded.shard)}
+        with pytest.raises(InputError, match="1 reads the table itself, as Own; over ranks it is read by Embedding"):
+            spread(torch.nn.ModuleList([Embedding(table), Own(table)]), table, ranks)
+        return [type(m).__name__ for m in model]
+
+    expected = ["ShardedEmbedding", "ShardedEmbeddingBag", "GroupEmbedding", "Embedding"]
+    assert run_threads(2, job) == [expected] * 2
 
 
 @pytest.mark.slow

@@ -20,8 +20,10 @@ from thinrow.embeddings import (
     Budget,
     DynamicTable,
     Embedding,
+    EmbeddingBag,
     GroupEmbedding,
     ShardedEmbedding,
+    ShardedEmbeddingBag,
     ShardedEmbeddings,
     SparseSGD,
     TableGroup,
@@ -135,6 +137,60 @@ def test_a_group_of_tables_is_spread_as_one():
 
     one, got = trained(None), run_threads(3, trained)
     assert all(torch.allclose(one[name], found[name], atol=1e-7) for found in got for name in keys)
+
+
+@given(st.integers(1, 3), st.integers(0, 2**32), st.sampled_from(["sum", "mean"]), st.booleans())
+@settings(max_examples=8)
+def test_bags_over_ranks_are_those_of_one_process(n_ranks, seed, mode, whole):
+    random = np.random.default_rng(seed)
+
+    def bags():
+        sizes = random.integers(0, 4, random.integers(0, 4))
+        weights = random.normal(size=(len(sizes), 3)).astype(np.float32)
+        return random.choice(PROBE, sizes.sum()), np.cumsum([0, *sizes]), weights
+
+    steps = [[bags() for _ in range(n_ranks)] for _ in range(3)]
+
+    def trained(ranks):
+        table = DynamicTable(3, seed=5, init_scale=0.5)
+        bag = EmbeddingBag(table, mode) if ranks is None else ShardedEmbeddingBag(table, ranks, mode, whole=whole)
+        optimizer, seen = OPTIMIZERS["adagrad"](bag, lr=0.1), []
+        for step in steps:
+            pooled = []
+            for keys, bounds, weights in step if ranks is None else [step[ranks.rank]]:
+                if ranks is not None and seed % 2:
+                    bag.prefetch(torch.from_numpy(keys))
+                out = bag(torch.from_numpy(keys), torch.from_numpy(bounds))
+                assert out.shape == (len(weights), 3)
+                (out.sin() * torch.from_numpy(weights)).sum().backward()
+                pooled.append(out.detach().numpy())
+            optimizer.step()
+            seen.append(np.concatenate(pooled))
+        ends = torch.arange(0, len(PROBE) + 1, 3)
+        probed = bag.eval()(torch.from_numpy(PROBE), torch.cat([ends, torch.tensor([len(PROBE)] * 2)]))
+        return seen, probed.numpy(), table.state()
+
+    seen, probed, state = trained(None)
+    got = run_threads(n_ranks, trained)
+    for t, pooled in enumerate(seen):
+        assert to_rounding(pooled, np.concatenate([vectors[t] for vectors, _, _ in got]))
+    assert all(to_rounding(probed, found) for _, found, _ in got)
+    expected, found = by_key(state), union([s for _, _, s in got], whole)
+    assert expected.keys() == found.keys()
+    assert all(to_rounding(row, found[key]) for key, row in expected.items())
+
+
+def test_bags_of_wrong_bounds_are_refused_before_anything_is_sent():
+    def job(ranks):
+        bag = ShardedEmbeddingBag(DynamicTable(3), ranks)
+        for keys, bounds in (([5, 6], [0, 1]), ([5], [])):
+            with pytest.raises(InputError, match="they must ascend from 0 to"):
+                bag(torch.tensor(keys), torch.tensor(bounds, dtype=torch.int64))
+        with pytest.raises(InputError, match="it must be 'sum' or 'mean'"):
+            ShardedEmbeddingBag.over(bag.shard, "max")
+        return ranks.sent_bytes, len(bag.table)
+
+    assert run_threads(2, job) == [(0, 0)] * 2
 
 
 def test_prefetch_and_one_exchange_change_no_bit():

@@ -1,8 +1,8 @@
 """Dynamic embedding tables: 64-bit keys, growth without copying, sparse optimizers fused with the gradient.
 
 ``DynamicTable`` and the optimizers are NumPy inside; only the torch modules (``Embedding``, ``EmbeddingBag``,
-``GroupEmbedding``, ``ShardedEmbedding``), ``DeviceTable`` and ``GlooRanks`` need torch. Every name loads its module
-when it is first used.
+``GroupEmbedding``, ``ShardedEmbedding``, ...), ``DeviceTable`` and ``GlooRanks`` need torch. Every name loads its
+module when it is first used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from thinrow.embeddings.optim import SparseAdagrad, SparseAdam, SparseAdamW, SparseRowWiseAdagrad, SparseSGD
     from thinrow.embeddings.placement import Plan, Rates, TableLoad, plan_tables
     from thinrow.embeddings.ranks import Ranks
-    from thinrow.embeddings.sharded import ShardedEmbedding, ShardedEmbeddings
+    from thinrow.embeddings.sharded import ShardedEmbedding, ShardedEmbeddingBag, ShardedEmbeddings
     from thinrow.embeddings.table import DynamicTable
     from thinrow.embeddings.traffic import Traffic, stream_bandwidth
 
@@ -37,6 +37,7 @@ _WHERE = {
     "Ranks": "ranks",
     "Rates": "placement",
     "ShardedEmbedding": "sharded",
+    "ShardedEmbeddingBag": "sharded",
     "ShardedEmbeddings": "sharded",
     "SparseAdagrad": "optim",
     "SparseAdam": "optim",
@@ -62,6 +63,7 @@ __all__ = [
     "Ranks",
     "Rates",
     "ShardedEmbedding",
+    "ShardedEmbeddingBag",
     "ShardedEmbeddings",
     "SparseAdagrad",
     "SparseAdam",

@@ -98,9 +98,7 @@ class EmbeddingBag(torch.nn.Module):
 
     def __init__(self, table: Table, mode: str = "sum") -> None:
         super().__init__()
-        if mode not in ("sum", "mean"):
-            raise InputError(f"mode={mode!r}; it must be 'sum' or 'mean'")
-        self.table, self.mode = _checked_table(table), mode
+        self.table, self.mode = _checked_table(table), check_mode(mode)
 
     def forward(self, keys: Tensor, bounds: Tensor) -> Tensor:
         """``keys`` (n,) int64 and ``bounds`` (b + 1,) int64 from 0 to n -> (b, dim) in the table's dtype.
@@ -118,10 +116,7 @@ class EmbeddingBag(torch.nn.Module):
             pooled = cast(Tensor, _Pool.apply(anchor, self.table, keys.detach(), rows, ends))  # type: ignore[no-untyped-call]
         else:
             pooled = _pool(self.table, rows, ends)
-        if self.mode == "mean":
-            sizes = ends.diff().clamp_(min=1).to(pooled.dtype)
-            pooled = pooled / sizes[:, None]
-        return pooled
+        return in_mode(self.mode, pooled, ends)
 
     def extra_repr(self) -> str:
         return f"dim={self.table.dim}, rows={len(self.table)}, mode={self.mode}"
@@ -199,9 +194,23 @@ def _check_keys(keys: Tensor, device: torch.device = _CPU, what: str = "keys") -
         raise InputError(f"{what}: {found}; they must be int64 on {where}")
 
 
-def flat_keys(keys: Tensor) -> npt.NDArray[np.int64]:
+def check_mode(mode: str) -> str:
+    """``mode``. Raises InputError where bags have none such."""
+    if mode not in ("sum", "mean"):
+        raise InputError(f"mode={mode!r}; it must be 'sum' or 'mean'")
+    return mode
+
+
+def in_mode(mode: str, sums: Tensor, bounds: Tensor) -> Tensor:
+    """What bags of the given bounds are, whose sums are ``sums`` (b, dim)."""
+    if mode == "sum":
+        return sums
+    return sums / bounds.diff().clamp_(min=1).to(sums.dtype)[:, None]
+
+
+def flat_keys(keys: Tensor, what: str = "keys") -> npt.NDArray[np.int64]:
     """(n,) view or copy of ``keys``. Raises InputError where they are not int64 on the CPU."""
-    _check_keys(keys)
+    _check_keys(keys, what=what)
     return cast(npt.NDArray[np.int64], keys.detach().reshape(-1).contiguous().numpy())
 
 

@@ -6,7 +6,7 @@
     loss_of(items(keys)).backward()                        # looking up: all ranks; backward: each by itself
     optimizer.step()                                       # all ranks
 
-``ShardedEmbeddings`` looks several tables up in one exchange.
+``ShardedEmbeddings`` looks several tables up in one exchange; ``ShardedEmbeddingBag`` sums or averages bags of keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from thinrow.embeddings.module import flat_keys, in_parts, reached
+from thinrow.embeddings.module import check_mode, flat_keys, in_mode, in_parts, reached
 from thinrow.embeddings.ranks import Ranks
 from thinrow.embeddings.shards import Found, Lookup, Shard
 from thinrow.embeddings.table import DynamicTable
@@ -70,9 +70,69 @@ class ShardedEmbedding(torch.nn.Module):
         self._lookup.prefetch([flat_keys(keys)])
 
     def extra_repr(self) -> str:
-        ranks = self.shard.ranks
-        placed = "whole" if self.shard.whole else "row-wise"
-        return f"dim={self.table.dim}, rows={len(self.table)} on rank {ranks.rank} of {ranks.size}, {placed}"
+        return _placed(self.shard)
+
+
+@uncompiled
+class ShardedEmbeddingBag(torch.nn.Module):
+    """Sums or means of the vectors of bags of keys, as ``EmbeddingBag``; collective as ``ShardedEmbedding``.
+
+    Bags are pooled at the rank that has them: each owner sends the vector of a distinct key once, however many bags
+    have it, and backward leaves one gradient a key (decision 049).
+
+    Attributes:
+        shard: this rank's part of the table.
+        mode: ``sum`` or ``mean``, over the keys that have a row or not; an empty bag is zeros.
+    """
+
+    def __init__(
+        self, table: DynamicTable, ranks: Ranks, mode: str = "sum", *, whole: bool = False, wire: str | None = None
+    ) -> None:
+        """As ``Shard``; raises InputError also for another mode."""
+        self._make(Shard(table, ranks, whole=whole, wire=wire), mode)
+
+    @classmethod
+    def over(cls, shard: Shard, mode: str = "sum") -> ShardedEmbeddingBag:
+        """Bags of a table that a ``ShardedEmbedding`` reads as well, whose ``shard`` it is."""
+        bag = cls.__new__(cls)
+        bag._make(shard, mode)
+        return bag
+
+    def _make(self, shard: Shard, mode: str) -> None:
+        super().__init__()
+        self.shard, self.mode = shard, check_mode(mode)
+        self._lookup = Lookup([shard])
+
+    @property
+    def table(self) -> DynamicTable:
+        """The table of this rank."""
+        return self.shard.table
+
+    def forward(self, keys: Tensor, bounds: Tensor) -> Tensor:
+        """``keys`` (n,) int64 and ``bounds`` (b + 1,) int64 from 0 to n -> (b, dim) in the table's dtype.
+
+        Raises:
+            InputError: as ``ShardedEmbedding.forward``, or ``bounds`` do not ascend from 0 to n; nothing was exchanged
+                then.
+            RankLost: a rank is lost.
+        """
+        flat = flat_keys(keys)
+        self.table.check_bounds(flat_keys(bounds, "bounds"), len(flat))
+        ends = bounds.detach().reshape(-1)
+        (found,) = self._lookup([flat], insert=self.training)
+        if self.training:
+            anchor = torch.empty(0, requires_grad=True)
+            pooled = cast(Tensor, _Pooled.apply(anchor, self.shard, found, ends))  # type: ignore[no-untyped-call]
+        else:
+            pooled = _pooled(found, ends)
+        return in_mode(self.mode, pooled, ends)
+
+    def prefetch(self, keys: Tensor) -> None:
+        """As ``ShardedEmbedding.prefetch``."""
+        self._lookup.prefetch([flat_keys(keys)])
+
+    def extra_repr(self) -> str:
+        return f"{_placed(self.shard)}, mode={self.mode}"
 
 
 @uncompiled
@@ -92,6 +152,11 @@ class ShardedEmbeddings(torch.nn.Module):
     def prefetch(self, *keys: Tensor) -> None:
         """As ``ShardedEmbedding.prefetch``."""
         self._lookup.prefetch([flat_keys(k) for k in keys])
+
+
+def _placed(shard: Shard) -> str:
+    ranks, placed = shard.ranks, "whole" if shard.whole else "row-wise"
+    return f"dim={shard.table.dim}, rows={len(shard.table)} on rank {ranks.rank} of {ranks.size}, {placed}"
 
 
 def _look_up(lookup: Lookup, keys: Sequence[Tensor], training: bool) -> list[Tensor]:
@@ -134,4 +199,31 @@ class _Spread(torch.autograd.Function):
         if some is not None:
             places, gradient = some
             ctx.shard.add_gradient(ctx.keys, places, gradient.contiguous().numpy())
+        return (None,) * 4
+
+
+def _pooled(found: Found, bounds: Tensor) -> Tensor:
+    """(b, dim): of every bag the sum of its vectors, added in their order."""
+    vectors = torch.from_numpy(found.vectors)
+    if not len(found.places):
+        return vectors.new_zeros(len(bounds) - 1, vectors.shape[1])
+    places = torch.from_numpy(found.places)
+    return torch.nn.functional.embedding_bag(places, vectors, bounds, mode="sum", include_last_offset=True)
+
+
+class _Pooled(torch.autograd.Function):
+    """``_pooled``; ``anchor`` as in ``_Spread``."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, shard: Shard, found: Found, bounds: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.shard, ctx.keys, ctx.places, ctx.bounds = shard, found.keys, found.places, bounds
+        return _pooled(found, bounds)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, ...]:
+        if gradient is not None:
+            of = torch.repeat_interleave(ctx.bounds.diff(), output_size=len(ctx.places))
+            ctx.shard.add_gradient(ctx.keys, ctx.places, gradient.contiguous().numpy(), of.numpy())
         return (None,) * 4

@@ -90,15 +90,15 @@ class Shard:
         places = index.rows(keys, insert=True)
         return index.keys(), places
 
-    def add_gradient(self, keys: Ints, places: Ints, gradient: Floats) -> None:
+    def add_gradient(self, keys: Ints, places: Ints, gradient: Floats, of: Ints | None = None) -> None:
         """Keep ``gradient`` (n, dim) of the keys ``keys[places]``, summed by key in the order given, until the
-        optimizer steps.
+        optimizer steps. With ``of`` (n,) ``gradient`` is (b, dim) and position i has ``gradient[of[i]]``.
 
         Raises:
             InputError: a sum is NaN or infinite (names the key); nothing is kept then.
         """
         if len(places):
-            self._waiting = with_part(self._waiting, self._summed(keys, places, gradient), self._merged)
+            self._waiting = with_part(self._waiting, self._summed(keys, places, gradient, of), self._merged)
 
     def clear_gradient(self) -> None:
         """Forget the gradients that wait for a step."""
@@ -115,8 +115,10 @@ class Shard:
         keys, gradients = (np.concatenate(side) for side in zip(*parts, strict=True))
         return self._summed(*self.distinct(keys), gradients)
 
-    def _summed(self, keys: Ints, places: Ints, gradient: Floats) -> tuple[Ints, Floats]:
+    def _summed(self, keys: Ints, places: Ints, gradient: Floats, of: Ints | None = None) -> tuple[Ints, Floats]:
         used, starts, order = kernel("group_rows")(places, len(keys))
+        if of is not None:
+            order = of[order]
         sums = empty(len(used) * self.table.dim, self.table.dtype).reshape(len(used), self.table.dim)
         bad = kernel("sum_groups")(gradient, order, starts, sums)
         if bad >= 0:

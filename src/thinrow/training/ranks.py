@@ -26,7 +26,15 @@ import torch.distributed as dist
 from torch import nn
 
 from thinrow.core.errors import InputError
-from thinrow.embeddings import DynamicTable, Embedding, GlooRanks, Ranks, ShardedEmbedding
+from thinrow.embeddings import (
+    DynamicTable,
+    Embedding,
+    EmbeddingBag,
+    GlooRanks,
+    Ranks,
+    ShardedEmbedding,
+    ShardedEmbeddingBag,
+)
 
 
 @contextlib.contextmanager
@@ -51,7 +59,8 @@ def launched(timeout_s: float = 300.0) -> Iterator[Ranks | None]:
 
 
 def spread(module: nn.Module, table: DynamicTable, ranks: Ranks) -> ShardedEmbedding:
-    """Look the keys of ``table`` up at the ranks that own them, wherever ``module`` has an ``Embedding`` of it.
+    """Look the keys of ``table`` up at the ranks that own them, wherever ``module`` has an ``Embedding`` or an
+    ``EmbeddingBag`` of it.
 
     Raises:
         InputError: the table holds keys of another rank, or ``module`` reads it by something else.
@@ -61,9 +70,14 @@ def spread(module: nn.Module, table: DynamicTable, ranks: Ranks) -> ShardedEmbed
         for name, child in list(parent.named_children()):
             if isinstance(child, Embedding) and child.table is table:
                 setattr(parent, name, sharded)
+            elif isinstance(child, EmbeddingBag) and child.table is table:
+                setattr(parent, name, ShardedEmbeddingBag.over(sharded.shard, child.mode))
     for name, child in module.named_modules():
-        if child is not sharded and getattr(child, "table", None) is table:
-            raise InputError(f"{name} of the model is a {type(child).__name__}; over ranks a model reads by Embedding")
+        if vars(child).get("table") is table:
+            raise InputError(
+                f"{name or 'the model'} reads the table itself, as {type(child).__name__}; over ranks it is read by "
+                "Embedding or EmbeddingBag"
+            )
     return sharded
 
 
