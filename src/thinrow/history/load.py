@@ -299,9 +299,12 @@ class _Load:
     def _abandon(self, base: Generation) -> None:
         """Delete the segments of a load that cannot go on with them later."""
         if not self._named:
+            # What a bucket had before is not of this load, and may be read by those who hold an older generation.
             held = {info.name for _, info in base.segments}
-            for info in (i for d in self._done.values() for i in d.write.segments if i.name not in held):
-                self._archive.objects.delete(info.name)
+            for done in self._done.values():
+                for info in done.write.segments:
+                    if info.name not in held and info.name not in done.before:
+                        self._archive.objects.delete(info.name)
 
     def _resumed(self, base: Generation, bucket: int) -> BucketWrite | None:
         """The bucket as an earlier try left it, if nothing has happened to it and its users since."""

@@ -197,16 +197,15 @@ def fitting(schema: EventSchema, log: Sequence[SchemaChange], names: Collection[
 
     Not taken, nor those before it, is a schema that lacks a column of a later one which is among ``names``, or in which
     such a name is another column: its values would be dropped, or go to the wrong column."""
-    found, meant = schema, {c.name: c.id for c in schema.columns}
-    for change in reversed(log):
-        if all(c.name in names for c in found.columns):
-            return found
-        found = schema_at(found, log, change.schema_id - 1)
+    found, later = schema, set[tuple[str, int]]()
+    for change in (*reversed(log), None):
         here = {c.name: c.id for c in found.columns}
-        if any(name in names and here.get(name) != id_ for name, id_ in meant.items()):
-            return schema
-        meant |= here
-    return found if all(c.name in names for c in found.columns) else schema
+        if all(name in names for name in here):
+            return found if all(here.get(name) == id_ for name, id_ in later if name in names) else schema
+        if change is not None:
+            later |= here.items()
+            found = schema_at(found, log, change.schema_id - 1)
+    return schema
 
 
 def _to_dicts(columns: tuple[ColumnSpec, ...]) -> list[dict[str, Any]]:

@@ -226,13 +226,19 @@ class Steps:
             for number in range(schema.schema_id, 0, -1):
                 fits = self.schemas[number]
                 if all(c.name in names for c in fits.columns):
-                    same = all(names[c.name].id == c.id and names[c.name].dtype == c.dtype for c in fits.columns)
-                    if same and all(c.nullable or not names[c.name].nullable for c in fits.columns):
-                        schema, under = old, fits
-                        break
-                    return
+                    break
             else:
                 return
+            later = [c for n in range(number + 1, schema.schema_id + 1) for c in self.schemas[n].columns]
+            here = {c.name: c.id for c in fits.columns}
+            if any(c.name in names and here.get(c.name) != c.id for c in later):
+                with pytest.raises(SchemaError):
+                    self.store.append(self.rows(rng, 3, old)[0])
+                return
+            same = all(names[c.name].id == c.id and names[c.name].dtype == c.dtype for c in fits.columns)
+            if not same or not all(c.nullable or not names[c.name].nullable for c in fits.columns):
+                return
+            schema, under = old, fits
         else:
             under = schema
         table, rows = self.rows(rng, int(rng.integers(1, 40 if rng.random() < 0.2 else 10)), schema)
