@@ -27,6 +27,8 @@
     │   └── VersionMismatch          a rebuilt history that is not the one its version describes
     ├── WorkerLost                   workers of a reader ended, one after another, over one base batch, or opening
     ├── RankLost                     a process of a run over several ranks ended or did not answer
+    ├── Unavailable                  embedding servers did not answer before the deadline
+    ├── ProtocolError                bytes of a peer that are no frame, or not of this protocol
     └── MissingExtraError (ImportError)   an optional dependency that is not installed; names the extra
 """
 
@@ -225,6 +227,29 @@ class RankLost(ThinrowError):
 
 def _rank_lost(message: str, rank: int) -> RankLost:
     return RankLost(message, rank=rank)
+
+
+class Unavailable(ThinrowError):
+    """Embedding servers did not answer before the deadline, and the policy is to fail.
+
+    Attributes:
+        shards: which shards have no answer.
+    """
+
+    def __init__(self, message: str, *, shards: tuple[int, ...] = ()) -> None:
+        self.shards = shards
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unavailable, (str(self), self.shards)
+
+
+def _unavailable(message: str, shards: tuple[int, ...]) -> Unavailable:
+    return Unavailable(message, shards=shards)
+
+
+class ProtocolError(ThinrowError):
+    """A peer sent bytes that are no frame, or that say what cannot be; the connection is of no more use."""
 
 
 class MissingExtraError(ThinrowError, ImportError):

@@ -1,0 +1,376 @@
+"""EmbeddingClient: vectors from embedding servers, all of them asked at once, before a deadline.
+
+Worked example, two shards of which the second has two replicas::
+
+    client = EmbeddingClient([["tcp:a:7000"], ["tcp:b:7000", "tcp:c:7000"]], deadline_s=0.05, hedge_s=0.01)
+    answer = client.read({"user.": keys, "item.": Bags(items, bounds, "mean")})
+    answer["user."].vectors, answer["item."].found, answer.degraded, answer.versions["user."]
+
+Any number of threads may read; each has its own connections, and no lock is taken on the way of a request. All rows of
+a table, and all tables of one export, are of one version: where servers come to a new one at different times, those
+that are ahead are asked again for the older one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from thinrow.checkpoints import Version
+from thinrow.core.errors import InputError, ProtocolError, ThinrowError, Unavailable
+from thinrow.core.routing import Routing
+from thinrow.serving.lookups.frames import Frame, Status
+from thinrow.serving.lookups.links import Known, Link, Links, Server
+from thinrow.serving.lookups.messages import DTYPES, Ask, Ints, Request, Rows, encode_request, parse_reply
+from thinrow.serving.lookups.routed import Bags, Vectors, Wanted, cut, joined
+from thinrow.serving.lookups.stats import Stats
+from thinrow.serving.lookups.streams import wait
+
+POLICIES = ("default", "fail")
+#: Statuses that say that the caller is wrong; after the others another replica is asked.
+_WRONG = (Status.UNKNOWN_TABLE, Status.MISROUTED, Status.INVALID)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer(Mapping[str, Vectors]):
+    """What was looked up, by table.
+
+    Attributes:
+        versions: of the export that each table was read from; None where no server answered for it.
+        missing: shards that did not answer; their keys read as the table's default.
+    """
+
+    tables: dict[str, Vectors]
+    versions: dict[str, Version | None]
+    missing: tuple[int, ...]
+
+    @property
+    def degraded(self) -> bool:
+        """A default stands for what a server did not answer."""
+        return bool(self.missing)
+
+    def __getitem__(self, table: str) -> Vectors:
+        return self.tables[table]
+
+    def __iter__(self) -> Any:
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+
+class _Call:
+    """What is asked of one shard.
+
+    Attributes:
+        flight: links that have the request, and its id there.
+        left: replicas that have not been asked.
+        rows: the answer, once it is there; its arrays lie in ``body``.
+    """
+
+    def __init__(self, shard: int, asks: list[Ask], replicas: list[Server]) -> None:
+        self.shard, self.asks, self.left = shard, asks, replicas
+        self.flight: dict[Link, int] = {}
+        self.rows: list[Rows] | None = None
+        self.body: tuple[Link, Any] | None = None
+        self.why, self.other_version = "no server is usable", False
+        self.hedge_at: float | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.rows is None and not self.other_version and bool(self.flight)
+
+
+class EmbeddingClient:
+    """Attributes:
+    stats: what it counted: ``requests`` by kind (``whole``, ``degraded``, ``failed``), ``hedges``, ``again`` (shards
+        asked twice for one version), ``lost`` connections, ``statuses`` other than OK.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Sequence[str]],
+        *,
+        routing: Routing | None = None,
+        deadline_s: float = 0.1,
+        hedge_s: float | None = None,
+        policy: str = "default",
+        dtype: str = "float32",
+    ) -> None:
+        """Nothing is connected yet.
+
+        Args:
+            servers: of each shard the addresses of its replicas.
+            routing: of the shards; equal ranges where it is None.
+            deadline_s: of a read that names none.
+            hedge_s: a replica is asked, too, where the first has not answered within it; None for never.
+            policy: where a shard does not answer, ``default`` has its keys read as the table's default, and says so;
+                ``fail`` raises.
+            dtype: of rows and sums on the wire.
+
+        Raises:
+            InputError: an argument that cannot be used.
+        """
+        if not servers or not all(servers):
+            raise InputError("each shard needs at least one server")
+        self._routing = Routing.even(len(servers)) if routing is None else routing
+        if len(self._routing) != len(servers):
+            raise InputError(f"servers of {len(servers)} shards for a routing of {len(self._routing)}; give as many")
+        if policy not in POLICIES:
+            raise InputError(f"policy={policy!r}; it must be one of {', '.join(POLICIES)}")
+        if dtype not in DTYPES:
+            raise InputError(f"dtype={dtype!r}; it must be one of {', '.join(DTYPES)}")
+        _check_seconds("deadline_s", deadline_s)
+        if hedge_s is not None:
+            _check_seconds("hedge_s", hedge_s)
+        self._deadline_s, self._hedge_s, self._policy, self._dtype = deadline_s, hedge_s, policy, dtype
+        self._servers = [[Server(address) for address in replicas] for replicas in servers]
+        self._known = Known()
+        self._links = Links(self._known)
+        self._numbers, self._turn = itertools.count(1), itertools.count()
+        self.stats = Stats()
+
+    def __enter__(self) -> EmbeddingClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections of all threads; a read that is under way in another fails."""
+        self._links.close()
+
+    def read(self, wanted: Mapping[str, Ints | Bags], *, deadline_s: float | None = None) -> Answer:
+        """Look up keys (n,) int64, or bags of them, in some tables.
+
+        Raises:
+            InputError: keys, bounds or weights that cannot be used; a table that servers do not have; a value beyond
+                the dtype on the wire; a routing that is not that of the servers.
+            Unavailable: policy ``fail`` and a shard that did not answer; or no server has ever said what tables there
+                are, so that there is no default to take.
+        """
+        if not wanted:
+            raise InputError("no table; name at least one")
+        seconds = self._deadline_s if deadline_s is None else deadline_s
+        _check_seconds("deadline_s", seconds)
+        since = time.monotonic()
+        try:
+            answer = self._read([cut(table, what, self._routing) for table, what in wanted.items()], since + seconds)
+        except ThinrowError:
+            self.stats.add("requests", "failed")
+            raise
+        self.stats.add("requests", "degraded" if answer.degraded else "whole")
+        self.stats.took(time.monotonic() - since)
+        return answer
+
+    def _read(self, parts: list[Wanted], until: float) -> Answer:
+        shards = sorted({shard for part in parts for shard in part.asks})
+        calls = {shard: self._call(shard, [p.asks[shard] for p in parts if shard in p.asks]) for shard in shards}
+        todo = list(calls.values())
+        # Each turn ends with an answer, a failure or the deadline; versions are few, so turns are, too.
+        while todo:
+            self._ask(todo, until)
+            todo = self._again(calls) if time.monotonic() < until else self._mixed(calls)
+        missing = tuple(shard for shard, call in calls.items() if call.rows is None)
+        if missing and self._policy == "fail":
+            why = "; ".join(f"shard {shard}: {calls[shard].why}" for shard in missing)
+            raise Unavailable(f"no answer before the deadline ({why})", shards=missing)
+        answer = self._joined(parts, calls, missing)
+        for call in calls.values():
+            if call.body is not None:
+                call.body[0].give_back(call.body[1])
+        return answer
+
+    def _call(self, shard: int, asks: list[Ask]) -> _Call:
+        replicas = self._servers[shard]
+        first = next(self._turn) % len(replicas)
+        order = replicas[first:] + replicas[:first]
+        # One that seems to be gone is asked after those that do not, and only when its pause is over.
+        return _Call(shard, asks, [server for server in order if server.usable()])
+
+    def _again(self, calls: dict[int, _Call]) -> list[_Call]:
+        """Calls to be made once more, so that all tables of an export are of one version."""
+        if any(call.other_version for call in calls.values()):
+            # A server does not have the older version any longer: the others are asked for their newest.
+            there = [shard for shard, call in calls.items() if call.rows is not None or call.other_version]
+            return [self._renew(calls, shard, {}) for shard in there]
+        pins: dict[str, Version] = {}
+        for export, version in (pair for call in calls.values() for pair in self._versions(call)):
+            pins[export] = min(pins.get(export, version), version, key=lambda v: (v.step, v.crc32c))
+        ahead = [s for s, call in calls.items() if any(pins[export] != v for export, v in self._versions(call))]
+        return [self._renew(calls, shard, pins) for shard in ahead]
+
+    def _renew(self, calls: dict[int, _Call], shard: int, pins: dict[str, Version]) -> _Call:
+        self.stats.add("again")
+        asks = [replace(ask, pin=pins.get(self._known.export_of(ask.table))) for ask in calls[shard].asks]
+        calls[shard] = self._call(shard, asks)
+        return calls[shard]
+
+    def _versions(self, call: _Call) -> list[tuple[str, Version]]:
+        """Export and version of each table that ``call`` has an answer for."""
+        pairs = zip(call.asks, call.rows or (), strict=call.rows is not None)
+        return [(self._known.export_of(ask.table), rows.version) for ask, rows in pairs]
+
+    def _mixed(self, calls: dict[int, _Call]) -> list[_Call]:
+        """At the deadline: an answer of another version than that of the shards before it is as if there were none."""
+        agreed: dict[str, Version] = {}
+        for call in calls.values():
+            found = self._versions(call)
+            if any(agreed.get(export, version) != version for export, version in found):
+                call.rows, call.why = None, "it answered from another version"
+            else:
+                agreed |= found
+        return []
+
+    def _joined(self, parts: list[Wanted], calls: dict[int, _Call], missing: tuple[int, ...]) -> Answer:
+        tables: dict[str, Vectors] = {}
+        versions: dict[str, Version | None] = {}
+        for part in parts:
+            default = self._known.defaults.get(part.table)
+            if default is None:
+                if part.asks and all(calls[shard].rows is not None for shard in part.asks):
+                    raise ProtocolError(f"servers answered for table {part.table!r} without saying that they have it")
+                raise Unavailable(
+                    f"no server has yet said what table {part.table!r} is like, so it has no default", shards=missing
+                )
+            answers: dict[int, Rows | None] = {}
+            for shard in part.asks:
+                call = calls[shard]
+                at = next(i for i, ask in enumerate(call.asks) if ask.table == part.table)
+                answers[shard] = None if call.rows is None else call.rows[at]
+            found = [rows.version for rows in answers.values() if rows is not None]
+            tables[part.table] = joined(part, default, answers)
+            versions[part.table] = found[0] if found else None
+        return Answer(tables, versions, missing)
+
+    def _ask(self, calls: list[_Call], until: float) -> None:
+        """Ask all, and wait until each has an answer or nobody left to give one, or it is ``until``."""
+        try:
+            for call in calls:
+                self._launch(call, until)
+            while waiting := [call for call in calls if call.open]:
+                now = time.monotonic()
+                if now >= until:
+                    break
+                self._hedge(waiting, now, until)
+                self._go_on(waiting, until)
+        finally:
+            for call in calls:
+                self._end(call)
+
+    def _hedge(self, waiting: list[_Call], now: float, until: float) -> None:
+        """Ask a replica, too, where it is time."""
+        for call in waiting:
+            if call.hedge_at is not None and call.hedge_at <= now:
+                call.hedge_at = None
+                if self._launch(call, until):
+                    self.stats.add("hedges")
+
+    def _go_on(self, waiting: list[_Call], until: float) -> None:
+        """Wait for bytes, room, or the next hedge, and go on with what there is."""
+        links = {link: call for call in waiting for link in call.flight}
+        at = min([until, *(call.hedge_at for call in waiting if call.hedge_at is not None)])
+        by_stream: dict[Any, Link] = {link.stream: link for link in links}
+        writers = [link.stream for link in links if link.unsent]
+        readable, writable = wait(by_stream, writers, max(0.0, at - time.monotonic()))
+        for stream in readable | writable:
+            link = by_stream[stream]
+            self._serve(link, links[link], until, stream in readable)
+
+    def _launch(self, call: _Call, until: float) -> bool:
+        """Ask the next replica. Returns whether there was one."""
+        while call.left:
+            server = call.left.pop(0)
+            link = self._links.of(server)
+            if link is None:
+                call.why = f"{server.address} cannot be reached"
+                continue
+            if link.full or link.unsent:
+                call.why = f"{server.address} has not taken earlier requests"
+                server.late()
+                link.close()
+                continue
+            left_us = max(1, int((until - time.monotonic()) * 1e6))
+            number = next(self._numbers)
+            call.flight[link] = number
+            call.why = f"{server.address} did not answer in time"
+            if self._hedge_s is not None and call.left:
+                call.hedge_at = time.monotonic() + self._hedge_s
+            try:
+                link.ask(number, encode_request(Request(call.asks, self._dtype, left_us)))
+            except OSError:
+                self._lost(link, call)
+                continue
+            return True
+        return False
+
+    def _serve(self, link: Link, call: _Call, until: float, readable: bool) -> None:
+        """Go on with what one link has."""
+        try:
+            link.flush()
+            if readable:
+                for reply in link.replies():
+                    if reply.header.id == call.flight.get(link):
+                        del call.flight[link]
+                        self._take(reply, link, call, until)
+                    if call.body is None or call.body[1] is not reply.body:
+                        link.give_back(reply.body)
+        except (OSError, EOFError, ProtocolError) as error:
+            call.why = f"{link.server.address}: {error or 'the connection ended'}"
+            self._lost(link, call)
+            if call.rows is None and not call.flight:
+                self._launch(call, until)
+
+    def _take(self, reply: Frame, link: Link, call: _Call, until: float) -> None:
+        assert reply.body is not None
+        link.server.answered()
+        status = reply.header.status
+        if status == Status.OK:
+            rows = parse_reply(reply.body)
+            if len(rows) != len(call.asks):
+                raise ProtocolError(f"{len(rows)} tables in an answer to {len(call.asks)}")
+            call.rows, call.body = rows, (link, reply.body)
+            return
+        text = reply.body.tobytes().decode(errors="replace")
+        name = Status(status).name if status in Status._value2member_map_ else str(status)
+        self.stats.add("statuses", name)
+        call.why = f"{link.server.address} {name.lower()}: {text}"
+        if status == Status.OTHER_VERSION:
+            call.other_version = True
+        elif status in _WRONG:
+            raise InputError(f"{link.server.address}: {text}")
+        elif not call.flight:
+            self._launch(call, until)
+
+    def _lost(self, link: Link, call: _Call) -> None:
+        link.close()
+        self.stats.add("lost", link.server.address)
+        call.flight.pop(link, None)
+        if link.has_answered:
+            # It may have ended long ago, and its server been started again: a new one is tried first.
+            call.left.insert(0, link.server)
+        else:
+            link.server.failed()
+
+    def _end(self, call: _Call) -> None:
+        """Nobody waits any longer for what is still under way."""
+        for link, number in call.flight.items():
+            # Half a request cannot be taken back, and its arrays are the caller's.
+            stuck = bool(link.unsent)
+            stuck |= link.server.late()
+            try:
+                if not stuck:
+                    link.cancel(number)
+            except OSError:
+                stuck = True
+            if stuck or link.unsent:
+                link.close()
+        call.flight.clear()
+
+
+def _check_seconds(name: str, seconds: float) -> None:
+    if not 0 < seconds <= 3600:
+        raise InputError(f"{name}={seconds!r}; it must be above 0 and at most 3600 seconds")

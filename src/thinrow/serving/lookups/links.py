@@ -1,0 +1,194 @@
+"""Links: a thread's own connections to servers, and what all threads know of a server's health.
+
+Worked example: a server that ends is asked again after 50 ms, then after 100, up to 2 s; until then nobody waits for
+it. One that three times in a row does not answer in time is left alone in the same way, and its connection is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinrow.core.errors import ProtocolError
+from thinrow.serving.lookups.frames import Frame, FrameReader, Kind, frame
+from thinrow.serving.lookups.server import rest
+from thinrow.serving.lookups.streams import Stream, check_address, connect
+
+#: Bytes of an answer at most.
+ANSWER_BYTES = 1 << 30
+_KEPT_BYTES = 1 << 24
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+#: Requests that go unanswered one after another before a server is left alone.
+_LATE = 3
+#: Requests under way on a connection before its server has said how many may be.
+_CREDITS = 4
+
+
+class Known:
+    """The default of each table, and so its width, and which tables are of one export: as the server that said so last
+    has it; all servers of a table agree."""
+
+    def __init__(self) -> None:
+        self.defaults: dict[str, npt.NDArray[np.float32]] = {}
+        self._exports: dict[str, str] = {}
+
+    def export_of(self, table: str) -> str:
+        """A name that all tables of one export share."""
+        return self._exports.get(table, table)
+
+    def learn(self, hello: dict[str, Any]) -> None:
+        """Raises ProtocolError: what a server says is not what servers say."""
+        try:
+            tables = hello["tables"].items()
+            found = {name: np.array(table["default"], np.float32) for name, table in tables}
+            exports = {name: str(table["export"]) for name, table in tables}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProtocolError(f"a server that does not say which tables it has: {error}") from None
+        self.defaults, self._exports = self.defaults | found, self._exports | exports
+
+
+class Server:
+    """What is known of one server; its numbers are only hints, so that threads need no lock."""
+
+    def __init__(self, address: str) -> None:
+        self.address = check_address(address)
+        self._failures = self._late = 0
+        self._again_at = 0.0
+
+    def usable(self) -> bool:
+        """Whether to ask it now."""
+        return time.monotonic() >= self._again_at
+
+    def answered(self) -> None:
+        """It lives."""
+        self._failures = self._late = 0
+        self._again_at = 0.0
+
+    def failed(self) -> None:
+        """Its connection could not be made, or broke."""
+        self._failures += 1
+        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10))
+        self._again_at = time.monotonic() + pause
+
+    def late(self) -> bool:
+        """It let a deadline pass, or another answered first. Returns whether it is to be left alone for now."""
+        self._late += 1
+        if self._late >= _LATE:
+            self.failed()
+        return self._late >= _LATE
+
+
+class Link:
+    """One thread's connection to one server."""
+
+    def __init__(self, server: Server, known: Known) -> None:
+        """Raises OSError: nobody listens."""
+        self.server, self._known = server, known
+        self.stream: Stream = connect(server.address)
+        self._reader = FrameReader(ANSWER_BYTES, keep_bytes=_KEPT_BYTES)
+        self._credits = _CREDITS
+        #: Ids of requests whose answers have not come, wanted or not.
+        self.under_way: set[int] = set()
+        self.unsent: list[memoryview] = []
+        self.closed = self.has_answered = False
+
+    @property
+    def full(self) -> bool:
+        """The server has as many requests of this connection as it takes."""
+        return len(self.under_way) >= self._credits
+
+    def ask(self, number: int, body: list[Any]) -> None:
+        """Send a request, as much of it as there is room for. Raises OSError."""
+        self.under_way.add(number)
+        self.unsent += frame(Kind.REQUEST, number, body)
+        self.flush()
+
+    def cancel(self, number: int) -> None:
+        """Tell the server that nobody waits for an answer any longer. Raises OSError."""
+        self.unsent += frame(Kind.CANCEL, number)
+        # A cancelled request that still waited is not answered.
+        self.under_way.discard(number)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send on. Raises OSError."""
+        if self.unsent:
+            self.unsent = rest(self.unsent, self.stream.send(self.unsent))
+
+    def replies(self) -> Iterator[Frame]:
+        """Answers that are there; the body of each is to be given back.
+
+        Raises:
+            OSError, EOFError, ProtocolError: the connection is of no more use.
+        """
+        while (found := self._reader.read(self.stream)) is not None:
+            kind = found.header.kind
+            if kind == Kind.HELLO:
+                self._hello(found)
+                self.give_back(found.body)
+            elif kind == Kind.REPLY:
+                self.under_way.discard(found.header.id)
+                self.has_answered = True
+                yield found
+            elif kind != Kind.PONG:
+                raise ProtocolError(f"a frame of kind {kind.name}, which servers do not send")
+
+    def give_back(self, body: Any) -> None:
+        """The memory of an answer that nobody looks at any longer."""
+        self._reader.give_back(body)
+
+    def _hello(self, found: Frame) -> None:
+        assert found.body is not None
+        try:
+            said = json.loads(found.body.tobytes())
+            self._credits = max(1, int(said["credits"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError(f"a server whose first frame is no description: {error}") from None
+        self._known.learn(said)
+
+    def close(self) -> None:
+        self.closed = True
+        self.stream.close()
+
+
+class Links:
+    """The links of all threads; each thread sees its own."""
+
+    def __init__(self, known: Known) -> None:
+        self._known, self._mine = known, threading.local()
+        self._all: list[dict[Server, Link]] = []
+        self._lock = threading.Lock()
+
+    def of(self, server: Server) -> Link | None:
+        """This thread's link, made where there is none; None where nobody listens."""
+        links = self._links()
+        link = links.get(server)
+        if link is not None and not link.closed:
+            return link
+        try:
+            link = links[server] = Link(server, self._known)
+        except OSError:
+            server.failed()
+            return None
+        return link
+
+    def _links(self) -> dict[Server, Link]:
+        links: dict[Server, Link] | None = getattr(self._mine, "links", None)
+        if links is None:
+            links = self._mine.links = {}
+            with self._lock:
+                self._all.append(links)
+        return links
+
+    def close(self) -> None:
+        """Of all threads."""
+        with self._lock:
+            everything = [link for links in self._all for link in links.values()]
+        for link in everything:
+            link.close()

@@ -1,0 +1,371 @@
+"""EmbeddingServer: rows and partial sums of tables over connections, a thread each, within stated bounds.
+
+Worked example::
+
+    server = EmbeddingServer(ServedTables.open(["exports/model"]))
+    listener = server.listen("tcp:127.0.0.1:0")
+    ...
+    server.drain(); server.close()
+
+A connection has ``credits``: requests that may wait. What comes beyond them, or beyond the memory or the look-ups that
+may wait in all, is answered OVERLOADED when its header is read, and its body is read over. A request whose time is up
+is answered EXPIRED without a look-up. A peer that sends no frames of ours, half of one, or does not read its answers
+loses its connection, nobody else theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from thinrow.core.errors import InputError, ProtocolError, ThinrowError
+from thinrow.serving.lookups.frames import HEADER_BYTES, Frame, FrameReader, Header, Kind, Status, frame
+from thinrow.serving.lookups.messages import Request, encode_reply, parse_request
+from thinrow.serving.lookups.served import Misrouted, OtherVersion, ServedTables, UnknownTable
+from thinrow.serving.lookups.stats import Stats
+from thinrow.serving.lookups.streams import Listener, Stream, listen, wait
+
+log = logging.getLogger(__name__)
+
+#: Status of an error; the first that fits.
+_STATUS = (
+    (UnknownTable, Status.UNKNOWN_TABLE),
+    (Misrouted, Status.MISROUTED),
+    (OtherVersion, Status.OTHER_VERSION),
+    (InputError, Status.INVALID),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Attributes:
+    connections: at once; one more is told OVERLOADED and closed.
+    credits: requests of one connection that may wait.
+    request_bytes: of one request.
+    memory_bytes: of requests that wait and answers that are made, all together.
+    lookups: that run at once; None for one a processor.
+    waiting: requests that may wait for their turn to look up, of all connections.
+    frame_s: a frame that has begun ends within it.
+    send_s: an answer is read within it.
+    """
+
+    connections: int = 256
+    credits: int = 8
+    request_bytes: int = 4 << 20
+    memory_bytes: int = 1 << 30
+    lookups: int | None = None
+    waiting: int = 64
+    frame_s: float = 10.0
+    send_s: float = 5.0
+
+
+class _Amount:
+    """A number of which a part may be taken while there is enough."""
+
+    def __init__(self, whole: int) -> None:
+        self._left, self._lock = whole, threading.Lock()
+        self.whole = whole
+
+    def take(self, n: int) -> bool:
+        with self._lock:
+            if n > self._left:
+                return False
+            self._left -= n
+            return True
+
+    def give(self, n: int) -> None:
+        with self._lock:
+            self._left += n
+
+    @property
+    def taken(self) -> int:
+        return self.whole - self._left
+
+
+class EmbeddingServer:
+    """Serves until it is closed.
+
+    Attributes:
+        tables: what it serves; ``refresh`` them whenever.
+        stats: what it counted.
+        draining: new requests are answered DRAINING.
+    """
+
+    def __init__(self, tables: ServedTables, limits: ServerLimits | None = None) -> None:
+        self.tables, self.limits, self.stats = tables, limits or ServerLimits(), Stats()
+        lookups = self.limits.lookups or len(os.sched_getaffinity(0))
+        self.memory = _Amount(self.limits.memory_bytes)
+        self.turns = threading.Semaphore(lookups)
+        self.inside = _Amount(lookups + self.limits.waiting)
+        self.draining = self.closed = False
+        self._listeners: list[Listener] = []
+        self._connections: set[_Connection] = set()
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self.stats.gauges |= {
+            "connections": lambda: len(self._connections),
+            "inside": lambda: self.inside.taken,
+            "memory_bytes": lambda: self.memory.taken,
+            "draining": lambda: float(self.draining),
+            "step": lambda: max(version.step for version in tables.versions().values()),
+        }
+
+    def listen(self, address: str) -> Listener:
+        """Take connections at ``address`` on a thread of their own. Raises as ``streams.listen``."""
+        listener = listen(address)
+        self._listeners.append(listener)
+        threading.Thread(target=self._accept, args=(listener,), name="thinrow-accept", daemon=True).start()
+        return listener
+
+    def _accept(self, listener: Listener) -> None:
+        while True:
+            try:
+                stream = listener.accept()
+            except OSError as error:
+                if self.closed or self.draining:
+                    return
+                # Out of descriptors, or a peer that is gone already: the next one may do.
+                log.warning("a connection was not taken: %s", error)
+                time.sleep(0.05)
+                continue
+            self.serve(stream)
+
+    def serve(self, stream: Stream) -> None:
+        """Serve one connection on a thread of its own."""
+        connection = _Connection(self, stream)
+        with self._lock:
+            full = len(self._connections) >= self.limits.connections or self.closed
+            if not full:
+                self._connections.add(connection)
+        if full:
+            self.stats.add("refused_connections")
+            stream.send(frame(Kind.REPLY, 0, [b"no more connections"], Status.OVERLOADED))
+            stream.close()
+            return
+        threading.Thread(target=self._run, args=(connection,), name="thinrow-lookups", daemon=True).start()
+
+    def _run(self, connection: _Connection) -> None:
+        try:
+            connection.run()
+        except (OSError, EOFError):
+            self.stats.add("ended_connections")
+        except ProtocolError as error:
+            self.stats.add("protocol_errors")
+            log.warning("a connection was closed: %s", error)
+        except Exception:
+            self.stats.add("failed_connections")
+            log.exception("a connection failed")
+        finally:
+            connection.let_go()
+            connection.stream.close()
+            with self._lock:
+                self._connections.discard(connection)
+
+    def refresh_every(self, seconds: float) -> None:
+        """Take up newer versions of the tables, on a thread of its own, until the server is closed."""
+
+        def refresh() -> None:
+            while not self._ended.wait(seconds):
+                try:
+                    if self.tables.refresh():
+                        self.stats.add("refreshes")
+                        log.info("tables are now at %s", self.tables.versions())
+                except Exception as error:
+                    # What was served still is.
+                    self.stats.add("failed_refreshes")
+                    log.warning("no newer tables: %s", error)
+
+        threading.Thread(target=refresh, name="thinrow-refresh", daemon=True).start()
+
+    def drain(self, timeout_s: float = 5.0) -> bool:
+        """Refuse new connections and requests, and wait until those inside are answered. Returns whether all were."""
+        self.draining = True
+        for listener in self._listeners:
+            listener.close()
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            if not any(connection.pending or connection.busy for connection in list(self._connections)):
+                return True
+            time.sleep(0.005)
+        return False
+
+    def close(self) -> None:
+        """End all connections."""
+        self.draining = self.closed = True
+        self._ended.set()
+        for listener in self._listeners:
+            listener.close()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.stream.close()
+
+
+class _Connection:
+    """One connection, on its thread."""
+
+    def __init__(self, server: EmbeddingServer, stream: Stream) -> None:
+        self.server, self.stream, self.limits = server, stream, server.limits
+        self.pending: deque[tuple[Header, Any, float]] = deque()
+        self.busy = False
+        self._reader = FrameReader(self.limits.request_bytes, self._admit)
+        self._began: float | None = None
+        self._held = 0
+
+    def run(self) -> None:
+        hello = self.server.tables.describe() | {
+            "credits": self.limits.credits,
+            "request_bytes": self.limits.request_bytes,
+        }
+        self._send(frame(Kind.HELLO, 0, [json.dumps(hello).encode()]))
+        while True:
+            self._take_frames()
+            if self.pending:
+                self.busy = True
+                header, body, since = self.pending.popleft()
+                try:
+                    self._answer(header, body, since)
+                finally:
+                    self.busy = False
+                    self._give_back(header, body)
+
+    def _take_frames(self) -> None:
+        """What is there; the next frame where nothing waits."""
+        # A peer that never stops sending gets answers, too.
+        for _ in range(2 * self.limits.credits):
+            found = self._reader.read(self.stream)
+            if found is not None:
+                self._began = None
+                self._take(found)
+            elif self.pending:
+                return
+            else:
+                self._wait()
+
+    def _wait(self) -> None:
+        left = None
+        if self._reader.inside:
+            now = time.monotonic()
+            self._began = self._began or now
+            left = self._began + self.limits.frame_s - now
+            if left <= 0:
+                raise ProtocolError(f"a frame had not ended {self.limits.frame_s:g} s after it began")
+        wait([self.stream], [], left)
+
+    def _admit(self, header: Header) -> Status | None:
+        """Asked before the body of a frame is read."""
+        if header.kind not in (Kind.REQUEST, Kind.CANCEL, Kind.PING):
+            raise ProtocolError(f"a frame of kind {header.kind.name}, which clients do not send")
+        if header.kind != Kind.REQUEST:
+            if header.length:
+                raise ProtocolError(f"a {header.kind.name} frame with a body of {header.length} bytes")
+            return None
+        if self.server.draining:
+            return Status.DRAINING
+        return None if len(self.pending) < self.limits.credits and self._hold(header.length) else Status.OVERLOADED
+
+    def _take(self, found: Frame) -> None:
+        header = found.header
+        if found.refused is not None:
+            why = "draining; ask another" if found.refused == Status.DRAINING else "more waits than may wait here"
+            self._refuse(header, found.refused, why)
+        elif header.kind == Kind.REQUEST:
+            self.server.stats.add("bytes_in", n=HEADER_BYTES + header.length)
+            self.pending.append((header, found.body, time.monotonic()))
+        elif header.kind == Kind.PING:
+            self._send(frame(Kind.PONG, header.id, [], Status.DRAINING if self.server.draining else Status.OK))
+        else:
+            waiting, self.pending = self.pending, deque()
+            for entry in waiting:
+                if entry[0].id != header.id:
+                    self.pending.append(entry)
+                    continue
+                self._give_back(*entry[:2])
+                self.server.stats.add("requests", "CANCELLED")
+
+    def _answer(self, header: Header, body: Any, since: float) -> None:
+        request = parse_request(body)
+        until = since + request.left_us / 1e6 if request.left_us else None
+        held = self._held
+        try:
+            parts = self._turn(header, request, until)
+            if parts is not None:
+                self.server.stats.add("requests", "OK")
+                self.server.stats.add("keys", n=sum(len(ask.keys) for ask in request.asks))
+                self._send(parts)
+        except ThinrowError as error:
+            if isinstance(error, ProtocolError):
+                raise
+            status = next((status for kind, status in _STATUS if isinstance(error, kind)), Status.FAILED)
+            self._refuse(header, status, str(error))
+        finally:
+            self._let_go_to(held)
+        self.server.stats.took(time.monotonic() - since)
+
+    def _turn(self, header: Header, request: Request, until: float | None) -> list[memoryview] | None:
+        """The answer's frame; None where it is another status, which is sent. Its memory is held."""
+        server = self.server
+        need = server.tables.work_bytes(request)
+        if need > server.memory.whole:
+            raise InputError(f"an answer of {need} bytes; this server has {server.memory.whole}: ask for less")
+        if not self._hold(need):
+            self._refuse(header, Status.OVERLOADED, "no memory for the answer")
+            return None
+        if not server.inside.take(1):
+            self._refuse(header, Status.OVERLOADED, "as many look-ups wait as may wait")
+            return None
+        try:
+            left = None if until is None else until - time.monotonic()
+            if (left is not None and left <= 0) or not server.turns.acquire(timeout=left):
+                self._refuse(header, Status.EXPIRED, "its deadline passed before its turn")
+                return None
+            try:
+                return frame(Kind.REPLY, header.id, encode_reply(server.tables.answer(request), request.dtype))
+            finally:
+                server.turns.release()
+        finally:
+            server.inside.give(1)
+
+    def _hold(self, n: int) -> bool:
+        taken = self.server.memory.take(n)
+        self._held += n * taken
+        return taken
+
+    def _let_go_to(self, held: int) -> None:
+        self.server.memory.give(self._held - held)
+        self._held = held
+
+    def _refuse(self, header: Header, status: Status, why: str) -> None:
+        self.server.stats.add("requests", status.name)
+        self._send(frame(Kind.REPLY, header.id, [why.encode()[:1024]], status))
+
+    def _send(self, parts: list[memoryview]) -> None:
+        self.server.stats.add("bytes_out", n=sum(map(len, parts)))
+        until = time.monotonic() + self.limits.send_s
+        while parts:
+            parts = rest(parts, self.stream.send(parts))
+            if parts and not wait([], [self.stream], until - time.monotonic())[1] and time.monotonic() >= until:
+                raise ProtocolError(f"an answer was not read within {self.limits.send_s:g} s")
+
+    def _give_back(self, header: Header, body: Any) -> None:
+        self._reader.give_back(body)
+        self._let_go_to(self._held - header.length)
+
+    def let_go(self) -> None:
+        """Of the memory that is still taken."""
+        self.pending.clear()
+        self._let_go_to(0)
+
+
+def rest(parts: list[memoryview], sent: int) -> list[memoryview]:
+    """What of ``parts`` is left after ``sent`` bytes."""
+    for number, part in enumerate(parts):
+        if sent < len(part):
+            return [part[sent:], *parts[number + 1 :]]
+        sent -= len(part)
+    return []
