@@ -45,7 +45,7 @@ def _bags(draw: st.DrawFn) -> Bags:
     return Bags(keys, bounds, draw(st.sampled_from(["sum", "mean"])), weights)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     way=st.sampled_from(_WAYS),
     cuts=st.lists(st.integers(1, (1 << 64) - 1), max_size=3, unique=True),

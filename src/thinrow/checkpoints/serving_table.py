@@ -24,6 +24,7 @@ from thinrow.checkpoints.export import DTYPES, FORMAT, shift_of
 from thinrow.checkpoints.manifest import REMEDY, TENSORS, Manifest, Version
 from thinrow.checkpoints.shardfile import file_of
 from thinrow.core.errors import CheckpointMismatch, CorruptionError, InputError, NewerFormatError
+from thinrow.core.half import widen
 from thinrow.core.pool import empty
 from thinrow.core.routing import Routing
 from thinrow.core.wrap import mix64_words
@@ -53,19 +54,25 @@ class _Part:
         places: Ints = kernel("find_words")(self.words, self.index, self.low, self.shift, keys)
         return places
 
-    def take(self, places: Ints, out: Floats) -> None:
-        """Write the vectors at ``places`` (n,) to ``out`` (n, dim); place -1 is zeros."""
+    def take(self, places: Ints, out: npt.NDArray[Any]) -> None:
+        """Write the vectors at ``places`` (n,) to ``out`` (n, dim), float32 or the type that they have; place -1 is
+        zeros."""
         if not len(self.values):
             out[:] = 0
+            return
+        if self.values.dtype == out.dtype == np.float16:
+            blocks = _blocks(self.values.view(np.uint8))
+            kernel("gather_rows")(blocks, len(self.values), places, out.view(np.uint8))
             return
         if self.values.dtype == np.float32:
             kernel("gather_rows")(_blocks(self.values), len(self.values), places, out)
             return
-        packed = np.empty(out.shape, self.values.dtype)
+        packed = empty(out.size, self.values.dtype).reshape(out.shape)
         kernel("gather_rows")(_blocks(self.values.view(np.uint8)), len(self.values), places, packed.view(np.uint8))
-        if self.scales is None:
-            out[:] = packed
+        if packed.dtype == np.float16:
+            widen(packed, out)
         else:
+            assert self.scales is not None
             np.multiply(packed, np.take(self.scales, places, mode="clip")[:, None], out=out)
 
     def is_gone(self, keys: Ints) -> npt.NDArray[np.bool_]:
@@ -98,6 +105,7 @@ class ServingTable:
         dim: width of a vector.
         routing: of the shards that it was exported by.
         default: (dim,) float32, what a key that is not there reads as.
+        holds_float16: all vectors and the default are float16 numbers, so that they can be read as such.
     """
 
     def __init__(
@@ -114,6 +122,10 @@ class ServingTable:
         shape, dtype = self.default.shape, self.default.dtype
         if (shape, dtype) != ((self.dim,), np.float32) or not np.isfinite(self.default).all():
             raise CorruptionError(f"its default is {dtype} {shape}: {self.default}", file=str(path), remedy=REMEDY)
+        with np.errstate(over="ignore"):
+            exact = bool((self.default.astype(np.float16) == self.default).all())
+        halves = [part.values.dtype == np.float16 for layer in layers for part in layer.parts.values()]
+        self.holds_float16 = exact and all(halves)
 
     @classmethod
     def open(
@@ -169,15 +181,20 @@ class ServingTable:
         """Rows in all files, so a key that a delta changed counts again."""
         return sum(len(part.words) for layer in self._layers for part in layer.parts.values())
 
-    def read(self, keys: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """Vectors (n, dim) float32 of ``keys`` (n,) int64, and (n,) which were found; the others are ``default``.
+    def read(self, keys: Ints, dtype: str = "float32") -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """Vectors (n, dim) of ``keys`` (n,) int64, and (n,) which were found; the others are ``default``.
+
+        Args:
+            dtype: ``float32``, or ``float16`` where the table ``holds_float16``: the same numbers in half the bytes.
 
         Raises:
-            InputError: ``keys`` is not one-dimensional int64.
+            InputError: ``keys`` is not one-dimensional int64; the table does not hold float16.
         """
+        if dtype != "float32" and not (dtype == "float16" and self.holds_float16):
+            raise InputError(f"dtype={dtype!r}; it must be float32, or float16 where all that is stored is float16")
         if not isinstance(keys, np.ndarray) or keys.dtype != np.int64 or keys.ndim != 1:
             raise InputError("keys must be a one-dimensional int64 array")
-        out = empty(len(keys) * self.dim, np.float32).reshape(-1, self.dim)
+        out = empty(len(keys) * self.dim, dtype).reshape(-1, self.dim)
         parts = [part for layer in self._layers for part in layer.parts.values()]
         if len(parts) == 1:
             places = parts[0].find(keys)
@@ -189,7 +206,7 @@ class ServingTable:
             out[~found] = self.default
         return out, found
 
-    def _read_layers(self, keys: Ints, out: Floats) -> npt.NDArray[np.bool_]:
+    def _read_layers(self, keys: Ints, out: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Write the vectors of ``keys`` to ``out``, zeros where they are not found; (n,) which are."""
         hits: list[tuple[_Part, Ints, Ints]] = []
         left = np.arange(len(keys))
@@ -200,7 +217,7 @@ class ServingTable:
         for number, (part, at, places) in enumerate(reversed(hits)):
             found[at] = True
             if number:
-                vectors = np.empty((len(at), self.dim), np.float32)
+                vectors = np.empty((len(at), self.dim), out.dtype)
                 part.take(places, vectors)
                 out[at] = vectors
             else:

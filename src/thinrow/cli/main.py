@@ -36,7 +36,7 @@ COMMANDS = {
     "evaluate": ("evaluate", "Score examples with a checkpoint: NE, AUC, GAUC."),
     "plan": ("plan", "Show the feature plan of a checkpoint, as text or as a picture."),
     "rank": ("rank", "Rank requests with a checkpoint, and log the impressions."),
-    "serve": ("serve", "Serve histories over HTTP, and log what rankers showed."),
+    "serve": ("serve", "Serve histories over HTTP, logging what was shown; serve embeddings."),
     "demo": ("demo.command", "Run the whole loop on real data: a year of shopping, or a git history."),
 }
 

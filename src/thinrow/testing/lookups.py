@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from thinrow.checkpoints import ServingTable, export, version_of
 from thinrow.core.routing import Routing
-from thinrow.embeddings.states import DELTA
+from thinrow.embeddings.states import BASE, DELTA
 from thinrow.serving.lookups import Bags, EmbeddingServer, ServedTables, ServerLimits
 from thinrow.serving.lookups.messages import Floats, Ints, encoded
 
@@ -42,8 +42,9 @@ def write_exports(
         parts: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for number, (name, dim) in enumerate(dims.items()):
             parts[name] = {"keys": changed, "values": vectors_of(changed, step, number, dim)}
-            if step > 1:
+            if base is not None:
                 parts[name] |= {DELTA + "rows": np.arange(len(changed)), DELTA + "gone": gone}
+                parts[name][BASE] = np.array([base.step, base.crc32c])
         default = {name: np.full(dim, 0.25 + n, np.float32) for n, (name, dim) in enumerate(dims.items())}
         path = export(folder, step, parts, routing=Routing.even(shards), dtype=dtype, default=default, base=base)
         base = version_of(path)

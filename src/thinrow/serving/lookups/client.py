@@ -87,7 +87,7 @@ class _Call:
 class EmbeddingClient:
     """Attributes:
     stats: what it counted: ``requests`` by kind (``whole``, ``degraded``, ``failed``), ``hedges``, ``again`` (shards
-        asked twice for one version), ``lost`` connections, ``statuses`` other than OK.
+        asked twice for one version), ``lost`` connections, ``statuses`` other than OK, ``bytes_in`` and ``bytes_out``.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class EmbeddingClient:
         self._deadline_s, self._hedge_s, self._policy, self._dtype = deadline_s, hedge_s, policy, dtype
         self._servers = [[Server(address) for address in replicas] for replicas in servers]
         self._known = Known()
-        self._links = Links(self._known)
-        self._numbers, self._turn = itertools.count(1), itertools.count()
         self.stats = Stats()
+        self._links = Links(self._known, self.stats)
+        self._numbers, self._turn = itertools.count(1), itertools.count()
 
     def __enter__(self) -> EmbeddingClient:
         return self
@@ -301,7 +301,8 @@ class EmbeddingClient:
                 call.hedge_at = time.monotonic() + self._hedge_s
             try:
                 link.ask(number, encode_request(Request(call.asks, self._dtype, left_us)))
-            except OSError:
+            except OSError as error:
+                call.why = f"{server.address} cannot be reached: {error}"
                 self._lost(link, call)
                 continue
             return True

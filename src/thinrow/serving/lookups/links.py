@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import ProtocolError
-from thinrow.serving.lookups.frames import Frame, FrameReader, Kind, frame
+from thinrow.serving.lookups.frames import HEADER_BYTES, Frame, FrameReader, Kind, frame
 from thinrow.serving.lookups.server import rest
+from thinrow.serving.lookups.stats import Stats
 from thinrow.serving.lookups.streams import Stream, check_address, connect
 
 #: Bytes of an answer at most.
@@ -87,9 +89,9 @@ class Server:
 class Link:
     """One thread's connection to one server."""
 
-    def __init__(self, server: Server, known: Known) -> None:
+    def __init__(self, server: Server, known: Known, stats: Stats) -> None:
         """Raises OSError: nobody listens."""
-        self.server, self._known = server, known
+        self.server, self._known, self._stats = server, known, stats
         self.stream: Stream = connect(server.address)
         self._reader = FrameReader(ANSWER_BYTES, keep_bytes=_KEPT_BYTES)
         self._credits = _CREDITS
@@ -106,7 +108,9 @@ class Link:
     def ask(self, number: int, body: list[Any]) -> None:
         """Send a request, as much of it as there is room for. Raises OSError."""
         self.under_way.add(number)
-        self.unsent += frame(Kind.REQUEST, number, body)
+        parts = frame(Kind.REQUEST, number, body)
+        self._stats.add("bytes_out", n=sum(map(len, parts)))
+        self.unsent += parts
         self.flush()
 
     def cancel(self, number: int) -> None:
@@ -129,6 +133,7 @@ class Link:
         """
         while (found := self._reader.read(self.stream)) is not None:
             kind = found.header.kind
+            self._stats.add("bytes_in", n=HEADER_BYTES + found.header.length)
             if kind == Kind.HELLO:
                 self._hello(found)
                 self.give_back(found.body)
@@ -157,12 +162,22 @@ class Link:
         self.stream.close()
 
 
+class _Mine(dict[Server, Link]):
+    """One thread's links; they end with it."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __del__(self) -> None:
+        for link in self.values():
+            link.close()
+
+
 class Links:
     """The links of all threads; each thread sees its own."""
 
-    def __init__(self, known: Known) -> None:
-        self._known, self._mine = known, threading.local()
-        self._all: list[dict[Server, Link]] = []
+    def __init__(self, known: Known, stats: Stats) -> None:
+        self._known, self._stats, self._mine = known, stats, threading.local()
+        self._all = weakref.WeakSet[_Mine]()
         self._lock = threading.Lock()
 
     def of(self, server: Server) -> Link | None:
@@ -172,18 +187,18 @@ class Links:
         if link is not None and not link.closed:
             return link
         try:
-            link = links[server] = Link(server, self._known)
+            link = links[server] = Link(server, self._known, self._stats)
         except OSError:
             server.failed()
             return None
         return link
 
-    def _links(self) -> dict[Server, Link]:
-        links: dict[Server, Link] | None = getattr(self._mine, "links", None)
+    def _links(self) -> _Mine:
+        links: _Mine | None = getattr(self._mine, "links", None)
         if links is None:
-            links = self._mine.links = {}
+            links = self._mine.links = _Mine()
             with self._lock:
-                self._all.append(links)
+                self._all.add(links)
         return links
 
     def close(self) -> None:

@@ -21,6 +21,8 @@ import numpy.typing as npt
 
 from thinrow.checkpoints import Version
 from thinrow.core.errors import InputError, ProtocolError
+from thinrow.core.half import widen
+from thinrow.core.pool import empty
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -97,8 +99,14 @@ class Rows:
     version: Version
 
     def as_float(self) -> npt.NDArray[Any]:
-        """(r, dim) of a type that float32 holds exactly, but for int8: float32."""
-        return self.values if self.scales is None else self.values * self.scales[:, None]
+        """(r, dim) float32; servers send finite numbers alone."""
+        if self.scales is not None:
+            return self.values * self.scales[:, None]
+        if self.values.dtype != np.float16:
+            return self.values
+        out: Floats = empty(self.values.size, np.float32).reshape(self.values.shape)
+        widen(self.values, out)
+        return out
 
 
 def encode_request(request: Request) -> list[Any]:

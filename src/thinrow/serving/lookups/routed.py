@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError, ProtocolError
+from thinrow.core.half import widen
+from thinrow.core.pool import empty
 from thinrow.core.routing import Routing
 from thinrow.serving.lookups.messages import Ask, Floats, Ints, Pooling, Rows
 
@@ -115,7 +117,10 @@ def joined(wanted: Wanted, default: Floats, answers: dict[int, Rows | None]) -> 
         ProtocolError: an answer has other rows than were asked for.
     """
     dim, pooled = len(default), wanted.bags is not None
-    vectors = np.zeros((wanted.rows, dim), np.float32) if pooled else np.empty((wanted.rows, dim), np.float32)
+    # Its memory comes back when the caller lets go of it: fresh pages take longer than the copy.
+    vectors: Floats = empty(wanted.rows * dim, np.float32).reshape(wanted.rows, dim)
+    if pooled:
+        vectors[:] = 0
     found: npt.NDArray[Any] = np.zeros(wanted.rows, np.int64 if pooled else np.bool_)
     degraded = np.zeros(wanted.rows, np.bool_)
     for shard, at in wanted.at.items():
@@ -126,6 +131,11 @@ def joined(wanted: Wanted, default: Floats, answers: dict[int, Rows | None]) -> 
         else:
             if rows.values.shape != (ask.rows, dim) or (rows.found.dtype == np.bool_) == pooled:
                 raise ProtocolError(f"an answer of {rows.values.shape} of table {ask.table!r}, not {(ask.rows, dim)}")
+            if rows.values.dtype == np.float16 and isinstance(at, slice) and not pooled:
+                # Straight to where it belongs.
+                widen(rows.values, vectors)
+                found[at] = rows.found
+                continue
             part = rows.as_float()
             found[at] += rows.found
         if pooled:

@@ -185,7 +185,11 @@ class ServedTables:
 
     def _rows(self, ask: Ask, of: _Set, dtype: str) -> Rows:
         self._check_range(ask)
-        vectors, found = of.tables[ask.table].read(ask.keys)
+        table = of.tables[ask.table]
+        if dtype == "float16" and ask.lengths is None and table.holds_float16:
+            values, found = table.read(ask.keys, "float16")
+            return Rows(values, None, found, of.version)
+        vectors, found = table.read(ask.keys)
         if ask.lengths is None:
             values, scales = encoded(vectors, dtype)
             return Rows(values, scales, found, of.version)

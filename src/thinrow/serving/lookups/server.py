@@ -297,6 +297,7 @@ class _Connection:
             if parts is not None:
                 self.server.stats.add("requests", "OK")
                 self.server.stats.add("keys", n=sum(len(ask.keys) for ask in request.asks))
+                self.server.stats.took(time.monotonic() - since)
                 self._send(parts)
         except ThinrowError as error:
             if isinstance(error, ProtocolError):
@@ -305,7 +306,6 @@ class _Connection:
             self._refuse(header, status, str(error))
         finally:
             self._let_go_to(held)
-        self.server.stats.took(time.monotonic() - since)
 
     def _turn(self, header: Header, request: Request, until: float | None) -> list[memoryview] | None:
         """The answer's frame; None where it is another status, which is sent. Its memory is held."""

@@ -34,7 +34,7 @@ class Stats:
             self._counts[name, label] += n
 
     def took(self, seconds: float) -> None:
-        """One more time."""
+        """One more time: a server's from reading a request to its answer, a client's of a whole read."""
         with self._lock:
             self._times[bisect_left(BUCKETS, seconds)] += 1
             self._seconds += seconds

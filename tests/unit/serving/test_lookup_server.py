@@ -1,0 +1,302 @@
+"""An embedding server's bounds, statuses and versions, in process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thinrow.core.errors import InputError, ProtocolError, Unavailable
+from thinrow.core.routing import Routing
+from thinrow.serving.lookups import Bags, EmbeddingClient, EmbeddingServer, ServedTables, ServerLimits
+from thinrow.serving.lookups.frames import Frame, FrameReader, Kind, Status, frame
+from thinrow.serving.lookups.messages import Ask, Request, encode_request, parse_reply
+from thinrow.serving.lookups.server import rest
+from thinrow.serving.lookups.streams import Stream, connect, wait
+from thinrow.testing.lookups import servers, vectors_of, write_exports
+
+_LONG_S = 60.0
+KEYS = np.arange(300)
+_names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("export")
+    write_exports(path, {"a.": 4, "b.": 4})
+    return path
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Callable[..., tuple[EmbeddingServer, str]]]:
+    made: list[EmbeddingServer] = []
+
+    def one(limits: ServerLimits | None = None, address: str = "tcp:127.0.0.1:0") -> tuple[EmbeddingServer, str]:
+        server = EmbeddingServer(ServedTables.open([folder]), limits)
+        made.append(server)
+        return server, server.listen(address).address
+
+    yield one
+    for server in made:
+        server.close()
+
+
+class Peer:
+    """A client that speaks in frames."""
+
+    def __init__(self, address: str) -> None:
+        self.stream: Stream = connect(address)
+        self._reader = FrameReader(1 << 24)
+        self.hello = json.loads(self.next().body.tobytes())  # type: ignore[union-attr]
+
+    def send(self, *frames: list[Any]) -> None:
+        parts = [part for one in frames for part in one]
+        while parts:
+            wait([], [self.stream], _LONG_S)
+            parts = rest(parts, self.stream.send(parts))
+
+    def next(self) -> Frame:
+        until = time.monotonic() + _LONG_S
+        while (found := self._reader.read(self.stream)) is None:
+            assert time.monotonic() < until
+            wait([self.stream], [], 1.0)
+        return found
+
+    def ended(self) -> bool:
+        try:
+            while True:
+                self.next()
+        except (EOFError, OSError, ProtocolError):
+            return True
+
+
+def request(number: int, keys: Any = KEYS, table: str = "a.", left_us: int = 0, **more: Any) -> list[Any]:
+    return frame(Kind.REQUEST, number, encode_request(Request([Ask(table, keys, **more)], left_us=left_us)))
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + _LONG_S
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
+def test_frames_by_hand_and_statuses(start: Any, folder: Path) -> None:
+    server, address = start()
+    peer = Peer(address)
+    assert peer.hello["tables"]["a."]["default"] == [0.25] * 4
+    peer.send(request(7), frame(Kind.PING, 8), request(9, table="c."), request(10, left_us=1 << 30))
+    found = [peer.next() for _ in range(4)]
+    by_id = {one.header.id: one for one in found}
+    assert {i: one.header.status for i, one in by_id.items()} == {7: 0, 8: 0, 9: Status.UNKNOWN_TABLE, 10: 0}
+    assert b"'a.', 'b.'" in by_id[9].body.tobytes()  # type: ignore[union-attr]
+    rows = parse_reply(by_id[7].body)[0]  # type: ignore[arg-type]
+    np.testing.assert_array_equal(rows.values, vectors_of(KEYS, 1, 0, 4))
+    version = server.tables.versions()["a."]
+    for pin, status in ((version, Status.OK), (type(version)(0, 5), Status.OTHER_VERSION)):
+        peer.send(request(1, pin=pin))
+        assert peer.next().header.status == status
+    half = EmbeddingServer(ServedTables.open([folder], shard=1, routing=Routing.even(2)))
+    other = Peer(half.listen("tcp:127.0.0.1:0").address)
+    other.send(request(1))
+    assert other.next().header.status == Status.MISROUTED
+    half.close()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" + bytes(20),
+        bytes(64),
+        b"".join(frame(Kind.REPLY, 1)),
+        b"".join(frame(Kind.CANCEL, 1, [b"body"])),
+        b"".join(frame(Kind.REQUEST, 1, [b"no request at all"])),
+        b"".join(frame(Kind.REQUEST, 1, [bytes(1 << 17)])),
+        b"".join(request(1))[:-1] + b"\xff",
+    ],
+)
+def test_a_hostile_peer_loses_its_connection_and_nobody_else_does(start: Any, raw: bytes) -> None:
+    server, address = start(ServerLimits(request_bytes=1 << 16))
+    good, bad = Peer(address), Peer(address)
+    bad.send([raw])
+    assert bad.ended()
+    good.send(request(1))
+    assert good.next().header.status == Status.OK
+    eventually(lambda: server.memory.taken == 0 and server.stats.total("protocol_errors") == 1)
+
+
+def test_half_a_frame_and_answers_that_nobody_reads_end_a_connection(start: Any) -> None:
+    server, address = start(ServerLimits(frame_s=0.05, send_s=0.05, credits=1000))
+    slow = Peer(address)
+    slow.send([b"".join(request(1))[:-5]])
+    assert slow.ended()
+    deaf = Peer(address)
+    many = np.zeros(100_000, np.int64)
+    with pytest.raises(OSError):  # noqa: PT011
+        deaf.send(*([request(1, many)] * 10_000))
+    eventually(lambda: server.stats.total("protocol_errors") == 2 and server.memory.taken == 0)
+
+
+def test_excess_is_refused_and_what_is_accepted_is_answered(start: Any) -> None:
+    server, address = start(ServerLimits(credits=2, lookups=1, waiting=0, connections=3))
+    peers = [Peer(address) for _ in range(3)]
+    extra = connect(address)
+    reader, found = FrameReader(100), None
+    while found is None:
+        wait([extra], [], _LONG_S)
+        found = reader.read(extra)
+    assert found.header.status == Status.OVERLOADED
+    # While the only turn is taken, one request waits for it, others of its connection up to the credits, no more.
+    server.turns.acquire()
+    peers[0].send(request(1))
+    eventually(lambda: server.inside.taken == 1)
+    peers[1].send(request(2))
+    assert peers[1].next().header.status == Status.OVERLOADED
+    peers[0].send(*(request(i) for i in (3, 4, 5)), frame(Kind.CANCEL, 4), request(6))
+    server.turns.release()
+    statuses = {(one := peers[0].next()).header.id: one.header.status for _ in range(4)}
+    assert statuses == {1: 0, 3: 0, 5: Status.OVERLOADED, 6: 0}
+    small, where = start(ServerLimits(memory_bytes=5_000))
+    peer = Peer(where)
+    peer.send(request(1), request(2, KEYS[:100]))
+    assert peer.next().header.status == Status.INVALID
+    assert peer.next().header.status == Status.OK
+    eventually(lambda: small.memory.taken == 0)
+
+
+def test_a_request_whose_time_is_up_is_not_looked_up(start: Any) -> None:
+    server, address = start(ServerLimits(lookups=1))
+    server.turns.acquire()
+    peer = Peer(address)
+    peer.send(request(1, left_us=1_000))
+    assert peer.next().header.status == Status.EXPIRED
+    server.turns.release()
+    assert server.stats.read()["requests"] == {"EXPIRED": 1}
+
+
+def test_draining_answers_what_is_inside_and_refuses_the_rest(start: Any) -> None:
+    server, address = start(ServerLimits(lookups=1))
+    server.turns.acquire()
+    inside, late = Peer(address), Peer(address)
+    inside.send(request(1))
+    eventually(lambda: server.inside.taken == 1)
+    done: list[bool] = []
+    draining = threading.Thread(target=lambda: done.append(server.drain(_LONG_S)))
+    draining.start()
+    eventually(lambda: server.draining)
+    late.send(request(2), frame(Kind.PING, 3))
+    assert [late.next().header.status for _ in range(2)] == [Status.DRAINING] * 2
+    server.turns.release()
+    assert inside.next().header.status == Status.OK
+    draining.join(_LONG_S)
+    assert done == [True]
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1]))):  # noqa: PT011
+        pass
+
+
+def test_replicas_are_asked_when_one_refuses_or_does_not_answer(start: Any) -> None:
+    stuck, first = start(ServerLimits(lookups=1))
+    _, second = start()
+    stuck.turns.acquire()
+    with EmbeddingClient([[first, second]], deadline_s=_LONG_S, hedge_s=0.002) as client:
+        for _ in range(6):
+            answer = client.read({"a.": KEYS})
+            assert not answer.degraded
+            np.testing.assert_array_equal(answer["a."].vectors, vectors_of(KEYS, 1, 0, 4))
+        assert client.stats.total("hedges") >= 1
+        stuck.turns.release()
+        stuck.drain()
+        for _ in range(4):
+            assert not client.read({"a.": KEYS}).degraded
+
+
+def test_without_an_answer_the_default_is_read_and_said_or_the_read_fails(start: Any) -> None:
+    stuck, address = start(ServerLimits(lookups=1))
+    bags = Bags(KEYS, np.array([0, 100, 100, 300]), "mean")
+    with EmbeddingClient([[address]], deadline_s=_LONG_S) as client:
+        whole = client.read({"a.": KEYS, "b.": bags})
+        stuck.turns.acquire()
+        since = time.monotonic()
+        answer = client.read({"a.": KEYS, "b.": bags}, deadline_s=0.05)
+        assert time.monotonic() - since < _LONG_S / 2
+        assert answer.missing == (0,)
+        assert answer.versions == {"a.": None, "b.": None}
+        assert answer["a."].degraded.all()
+        np.testing.assert_array_equal(answer["a."].vectors, np.full((300, 4), 0.25))
+        np.testing.assert_array_equal(answer["b."].vectors, [[1.25] * 4, [0] * 4, [1.25] * 4])
+        assert answer["b."].degraded.tolist() == [True, False, True]
+        stuck.turns.release()
+        eventually(lambda: not client.read({"a.": KEYS, "b.": bags}).degraded)
+        np.testing.assert_array_equal(client.read({"b.": bags})["b."].vectors, whole["b."].vectors)
+        assert client.stats.read()["requests"]["degraded"] >= 1
+    stuck.close()
+    with (
+        EmbeddingClient([[address]], policy="fail") as failing,
+        pytest.raises(Unavailable, match=r"shard 0: .* cannot be reached") as caught,
+    ):
+        failing.read({"a.": KEYS})
+    assert caught.value.shards == (0,)
+    with EmbeddingClient([[address]]) as blind, pytest.raises(Unavailable, match="no server has yet said"):
+        blind.read({"a.": KEYS})
+
+
+def test_servers_that_come_to_a_version_at_other_times_answer_from_one(tmp_path: Path) -> None:
+    write_exports(tmp_path, {"a.": 3, "b.": 3})
+    addresses = [f"memory:versions-{next(_names)}" for _ in range(2)]
+    with (
+        servers([tmp_path], addresses, Routing.even(2)) as started,
+        EmbeddingClient([[a] for a in addresses], deadline_s=_LONG_S) as client,
+    ):
+        before = client.read({"a.": KEYS, "b.": KEYS})
+        (ahead, _), (behind, _) = started
+        write_exports(tmp_path, {"a.": 3, "b.": 3}, since=2, deltas=1)
+        assert ahead.tables.refresh()
+        mixed = client.read({"a.": KEYS, "b.": KEYS})
+        assert mixed.versions == before.versions
+        for name in ("a.", "b."):
+            np.testing.assert_array_equal(mixed[name].vectors, before[name].vectors)
+        assert client.stats.total("again") == 1
+        # Tables of one export, of which each shard is asked for another.
+        shards = Routing.even(2).shards(KEYS)
+        apart = client.read({"a.": KEYS[shards == 0], "b.": KEYS[shards == 1]})
+        assert set(apart.versions.values()) == set(before.versions.values())
+        behind.tables.refresh()
+        after = client.read({"a.": KEYS})
+        assert after.versions["a."] is not None
+        assert after.versions["a."].step == 2
+        assert not np.array_equal(after["a."].vectors, before["a."].vectors)
+
+
+def test_bad_input_is_named(start: Any) -> None:
+    _, address = start()
+    with EmbeddingClient([[address]], deadline_s=_LONG_S, dtype="float16") as client:
+        two = np.array([1, 2])
+        for wanted, message in (
+            ({}, "no table"),
+            ({"a.": [1, 2]}, "'a.' must be a one-dimensional int64"),
+            ({"z.": two}, "no table 'z.' here; there are 'a.', 'b.'"),
+            ({"a.": Bags(two, np.array([0, 1]))}, "ascend from 0 to 2"),
+            ({"a.": Bags(two, np.array([0, 2]), "max")}, "pooling='max'"),
+            ({"a.": Bags(two, np.array([0, 2]), "sum", np.ones(3, np.float32))}, r"must be \(2,\) float32"),
+            ({"a.": Bags(two, np.array([0, 2]), "sum", np.array([1, np.nan], np.float32))}, "nan is not"),
+            ({"a.": Bags(two, np.array([0, 2]), "sum", np.full(2, 1e6, np.float32))}, "ask for float32"),
+        ):
+            with pytest.raises(InputError, match=message):
+                client.read(wanted)
+    for bad, message in (
+        ({"servers": []}, "at least one server"),
+        ({"servers": [["a"]]}, "tcp:HOST:PORT or unix:PATH"),
+        ({"servers": [[address]], "policy": "x"}, "policy='x'"),
+        ({"servers": [[address]], "deadline_s": 0}, "deadline_s=0"),
+        ({"servers": [[address]], "routing": Routing.even(2)}, "routing of 2"),
+    ):
+        with pytest.raises(InputError, match=message):
+            EmbeddingClient(**bad)
