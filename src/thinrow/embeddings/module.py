@@ -34,6 +34,9 @@ Table = DynamicTable | DeviceTable
 Rows = npt.NDArray[np.int64] | Tensor
 
 _CPU = torch.device("cpu")
+#: What makes autograd call the backward pass of a look-up, whose own inputs have no gradient.
+with torch.inference_mode(False):  # wherever this is imported first
+    _ANCHOR = torch.empty(0, requires_grad=True)
 
 
 @uncompiled
@@ -75,8 +78,7 @@ class Embedding(torch.nn.Module):
         rows = _rows(self.table, keys, insert=self.training)
         if not self.training:
             return in_parts(_read(self.table, rows), shapes)
-        anchor = torch.empty(0, requires_grad=True)
-        return _Read.apply(anchor, self.table, keys.detach(), rows, shapes)  # type: ignore[no-untyped-call,no-any-return]
+        return _Read.apply(_ANCHOR, (self.table, keys, rows, shapes))  # type: ignore[no-untyped-call,no-any-return]
 
     def extra_repr(self) -> str:
         return f"dim={self.table.dim}, rows={len(self.table)}"
@@ -112,8 +114,7 @@ class EmbeddingBag(torch.nn.Module):
         self.table.check_bounds(_given(self.table, ends), keys.numel())
         rows = _rows(self.table, keys, insert=self.training)
         if self.training:
-            anchor = torch.empty(0, requires_grad=True)
-            pooled = cast(Tensor, _Pool.apply(anchor, self.table, keys.detach(), rows, ends))  # type: ignore[no-untyped-call]
+            pooled = cast(Tensor, _Pool.apply(_ANCHOR, self.table, keys, rows, ends))  # type: ignore[no-untyped-call]
         else:
             pooled = _pool(self.table, rows, ends)
         return in_mode(self.mode, pooled, ends)
@@ -237,29 +238,41 @@ def _pool(table: Table, rows: Any, bounds: Tensor) -> Tensor:
 
 def _keep(ctx: Any, table: Table, keys: Tensor, rows: Rows) -> None:
     """What backward needs to know whose the rows are."""
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(keys)
     ctx.table, ctx.rows, ctx.moves = table, rows, table.moves
+    # Not ``save_for_backward``: keys are seldom asked for, and may be of inference mode.
+    ctx.keys, ctx.written = keys, _times_written(keys)
+
+
+def _times_written(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _rows_now(ctx: Any) -> Rows:
     """The rows that were looked up; where rows moved since, in a step that made room, those that the keys have now."""
     if ctx.table.moves == ctx.moves:
         return cast(Rows, ctx.rows)
-    (keys,) = ctx.saved_tensors
-    return _rows(ctx.table, keys, insert=False)
+    if _times_written(ctx.keys) != ctx.written:
+        raise InputError(
+            "rows of the table moved since a look-up whose keys were written over; call backward before the optimizer "
+            "steps, or look up keys that stay"
+        )
+    return _rows(ctx.table, ctx.keys, insert=False)
 
 
 class _Read(torch.autograd.Function):
-    """``table.read(rows)``, in parts where they have shapes; ``anchor``, an empty tensor, only makes autograd call
-    backward."""
+    """``table.read(rows)``, in parts where they have shapes; ``anchor`` is ``_ANCHOR``."""
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, table: Table, keys: Tensor, rows: Rows, shapes: Sequence[torch.Size] | None
+        ctx: Any, anchor: Tensor, given: tuple[Table, Tensor, Rows, Sequence[torch.Size] | None]
     ) -> Tensor | tuple[Tensor, ...]:
+        # In one, so that autograd does not look at each.
+        table, keys, rows, shapes = given
         _keep(ctx, table, keys, rows)
         ctx.shapes = shapes
+        if shapes is None:
+            return _read(table, rows)
+        ctx.set_materialize_grads(False)
         return in_parts(_read(table, rows), shapes)
 
     @staticmethod
@@ -269,7 +282,7 @@ class _Read(torch.autograd.Function):
         if found is not None:
             rows, gradient = found
             ctx.table.add_gradient(rows, _given(ctx.table, gradient))
-        return (None,) * 5
+        return None, None
 
 
 class _Pool(torch.autograd.Function):
@@ -283,11 +296,10 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, ...]:
-        if gradient is not None:
-            of = torch.repeat_interleave(ctx.bounds.diff(), output_size=len(ctx.rows))
-            ctx.table.add_gradient(_rows_now(ctx), _given(ctx.table, gradient), _given(ctx.table, of))
-        return (None,) * 5
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
+        of = torch.repeat_interleave(ctx.bounds.diff(), output_size=len(ctx.rows))
+        ctx.table.add_gradient(_rows_now(ctx), _given(ctx.table, gradient), _given(ctx.table, of))
+        return None, None, None, None, None
 
 
 def in_parts(vectors: Tensor, shapes: Sequence[torch.Size] | None) -> Tensor | tuple[Tensor, ...]:
@@ -303,11 +315,12 @@ def reached(
 ) -> tuple[Any, Tensor] | None:
     """Of what ``in_parts`` gave, ``numbers`` (m,) of the positions (n,) that the loss reached, and their gradients
     (m, dim); None where there is none."""
+    if shapes is None:
+        (whole_gradient,) = gradients
+        return (numbers, whole_gradient) if whole_gradient is not None else None
     given = [g for g in gradients if g is not None]
     if not given:
         return None
-    if shapes is None:
-        return numbers, given[0]
     flat = [g.reshape(-1, g.shape[-1]) for g in given]
     if len(given) < len(gradients):
         ends = np.cumsum([0, *(shape.numel() for shape in shapes)])

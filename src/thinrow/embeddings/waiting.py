@@ -15,6 +15,8 @@ Part = TypeVar("Part", bound=tuple[Any, Any])
 
 def with_part(parts: Sequence[Part], new: Part, merged: Callable[[list[Part]], Part]) -> list[Part]:
     """``parts``, each (rows, sums), and ``new``; as one, by ``merged``, where they have become many."""
+    if not parts:
+        return [new]
     together = [*parts, new]
     if len(together) > 2 and sum(len(rows) for rows, _ in together) > 2 * len(together[0][0]):
         return [merged(together)]

@@ -204,3 +204,17 @@ def test_a_gradient_finds_its_key_after_another_state_was_loaded():
 def test_what_is_no_table_is_refused(module):
     with pytest.raises(InputError, match="table=8; it must be a DynamicTable or a DeviceTable"):
         module(8)
+
+
+def test_keys_that_were_written_over_find_no_rows_that_moved():
+    table = DynamicTable(1, budget=Budget(max_rows=1))
+    module, keys = Embedding(table), torch.tensor([7])
+    with torch.inference_mode():
+        others = torch.tensor([7])
+    out, second = module(keys), module(others)
+    keys.add_(1)
+    SparseSGD(table).step()
+    with pytest.raises(InputError, match="whose keys were written over"):
+        out.sum().backward()
+    second.sum().backward()
+    assert table.take_gradient() is None
