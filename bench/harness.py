@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import statistics
@@ -119,3 +120,19 @@ def rates(works: Mapping[str, Work], rounds: int) -> Rates:
             units = work()
             seen[name].append(units / (time.perf_counter() - since))
     return {n: {"median": statistics.median(v), "min": min(v), "max": max(v)} for n, v in seen.items()}
+
+
+def peak_bytes(work: Work) -> int:
+    """Bytes by which the process's resident set grows at most while ``work`` runs, after one run (Linux)."""
+    work()
+    ctypes.CDLL(None).malloc_trim(0)
+    time.sleep(0.05)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    work()
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(name)))

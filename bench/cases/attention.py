@@ -11,7 +11,9 @@ each other, summed over heads, per second; padding and masked halves are not cou
 
 Shapes: ``RxL`` are R causal rows of L events; ``skewed``, the longest has L and the shortest an eighth. ``candidates``:
 requests of a user in one row, each with 20 candidates that see a prefix. ``short``: many rows of 16 events, causal, and
-with 20 to 300 candidates each that see them all.
+with 20 to 300 candidates each that see them all. ``biased``: with two tables of 128 buckets, of positions and times;
+the peer looks each up for all pairs of a padded row and its autograd sums them, the buckets of all pairs prepared
+outside the timing. ``window``: one row in which an event sees the 256 before it.
 """
 
 from __future__ import annotations
@@ -25,14 +27,21 @@ import torch
 from bench.harness import Options, Result, Work, rates
 from thinrow.core.ragged import offsets_of
 from thinrow.kernels import kernel
+from thinrow.kernels.distance import Bias, Distances
+from thinrow.kernels.layout import AttentionLayout
 from thinrow.kernels.prefix import PrefixLayout
+from thinrow.kernels.sequence import SequenceLayout
 
 _HEADS, _WIDTH = 2, 32
 
 #: Multiply-adds of a pair and head, in widths: 2 products forward, 5 backward (the scores are made again).
 _PRODUCTS = 7
 
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+#: Buckets of a table of biases.
+_BUCKETS = 128
+
+#: Of q, k, v and tables of biases.
+Attention = Callable[..., torch.Tensor]
 
 
 def run(options: Options) -> Result:
@@ -47,8 +56,9 @@ def run(options: Options) -> Result:
         },
     )  # fmt: skip
     for name, layout in shapes.items():
-        inputs, dout = _tensors(layout)
-        contestants = {"thinrow": _thinrow(layout), "padded_dense": _padded_dense(layout)}
+        distances = _distances(layout) if name.startswith("biased") else []
+        inputs, dout = _tensors(layout, len(distances))
+        contestants = {"thinrow": _thinrow(layout, distances), "padded_dense": _padded_dense(layout, distances)}
         _check(contestants, inputs, dout)
         works = {n: _step(attend, inputs, dout, layout.n_pairs * _HEADS) for n, attend in contestants.items()}
         seen = rates({**works, "sgemm": _sgemm(side)}, rounds)
@@ -65,7 +75,7 @@ def run(options: Options) -> Result:
     return result
 
 
-def _shapes() -> dict[str, PrefixLayout]:
+def _shapes() -> dict[str, AttentionLayout]:
     causal = {f"{rows}x{longest}": (rows, longest) for rows, longest in ((16, 512), (4, 2048), (2, 4096))}
     return {
         **{n: _causal(np.full(rows, longest)) for n, (rows, longest) in causal.items()},
@@ -73,16 +83,21 @@ def _shapes() -> dict[str, PrefixLayout]:
         "candidates": _candidates(8, 1024, 20),
         "short": _causal(np.full(1000, 16)),
         "short_candidates": _short_candidates(1000),
+        "biased_16x512_skewed": _causal(np.geomspace(512, 64, 16)),
+        "biased_4x2048_skewed": _causal(np.geomspace(2048, 256, 4)),
+        "window_1x4096": SequenceLayout([0, 4096], window=256),
     }
 
 
-def _quick_shapes() -> dict[str, PrefixLayout]:
+def _quick_shapes() -> dict[str, AttentionLayout]:
     return {
         "4x64": _causal(np.full(4, 64)),
         "4x64_skewed": _causal(np.geomspace(64, 8, 4)),
         "candidates": _candidates(2, 64, 4),
         "short": _causal(np.full(20, 16)),
         "short_candidates": _short_candidates(20),
+        "biased_4x64_skewed": _causal(np.geomspace(64, 8, 4)),
+        "window_1x64": SequenceLayout([0, 64], window=8),
     }
 
 
@@ -100,35 +115,65 @@ def _short_candidates(rows: int) -> PrefixLayout:
     return PrefixLayout(offsets_of(queries), np.arange(rows + 1) * 16, np.full(queries.sum(), 16))
 
 
-def _tensors(layout: PrefixLayout) -> tuple[list[torch.Tensor], torch.Tensor]:
+def _distances(layout: AttentionLayout) -> list[Distances]:
+    """Of positions, and of times minutes to hours apart."""
+    gaps = np.random.default_rng(0).integers(0, 7_200_000, layout.n_keys)
+    position, times = np.arange(layout.n_keys), np.cumsum(gaps)
+    return [Distances.of(position, position, 4), Distances.of_times(times, times, 2)]
+
+
+def _tensors(layout: AttentionLayout, n_tables: int) -> tuple[list[torch.Tensor], torch.Tensor]:
     draw = torch.Generator().manual_seed(0)
     rows = (layout.n_queries, layout.n_keys, layout.n_keys, layout.n_queries)
     *inputs, dout = (torch.randn((n, _HEADS, _WIDTH), generator=draw) for n in rows)
+    inputs += [torch.randn((_HEADS, _BUCKETS), generator=draw) for _ in range(n_tables)]
     return [x.requires_grad_() for x in inputs], dout
 
 
-def _thinrow(layout: PrefixLayout) -> Attention:
+def _thinrow(layout: AttentionLayout, distances: list[Distances]) -> Attention:
     attention = kernel("hstu_attention")
-    return lambda q, k, v: attention(q, k, v, layout, _WIDTH**-0.5)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
+        biases = [Bias(t, d) for t, d in zip(tables, distances, strict=True)]
+        out: torch.Tensor = attention(q, k, v, layout, _WIDTH**-0.5, biases)
+        return out
+
+    return attend
 
 
-def _padded_dense(layout: PrefixLayout) -> Attention:
+def _padded_dense(layout: AttentionLayout, distances: list[Distances]) -> Attention:
     q_at, q_shape = _places(layout.q_offsets)
     k_at, k_shape = _places(layout.k_offsets)
-    visible = torch.zeros(q_shape, dtype=torch.int64)
-    visible[q_at] = torch.from_numpy(layout.visible.copy())
-    mask = (torch.arange(k_shape[1]) < visible[:, :, None])[:, None].float()
+    start, stop = (torch.zeros(q_shape, dtype=torch.int64) for _ in range(2))
+    start[q_at], stop[q_at] = (torch.tensor(x[:, -1]) for x in (layout.starts, layout.stops))
+    key = torch.arange(k_shape[1])
+    mask = ((start[:, :, None] <= key) & (key < stop[:, :, None]))[:, None].float()
+    buckets = [_buckets(d, q_at, q_shape, k_at, k_shape) for d in distances]
 
     def pad(x: torch.Tensor, at: Any, shape: tuple[int, int]) -> torch.Tensor:
         return x.new_zeros((*shape, *x.shape[1:])).index_put(at, x)
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
         q, k, v = pad(q, q_at, q_shape), pad(k, k_at, k_shape), pad(v, k_at, k_shape)
         scores = torch.einsum("blhd,bmhd->bhlm", q, k) * _WIDTH**-0.5
+        for table, bucket in zip(tables, buckets, strict=True):
+            scores = scores + torch.nn.functional.embedding(bucket, table.T).permute(0, 3, 1, 2)
         weights = torch.nn.functional.silu(scores) * mask
         return torch.einsum("bhlm,bmhd->blhd", weights, v)[q_at]
 
     return attend
+
+
+def _buckets(
+    distances: Distances, q_at: Any, q_shape: tuple[int, int], k_at: Any, k_shape: tuple[int, int]
+) -> torch.Tensor:
+    """(rows, L, M) int64: the rule of ``kernels.distance`` by searching the least distance of each bucket."""
+    widths = 1 << (np.arange(_BUCKETS - 1) >> distances.bits)
+    least = torch.from_numpy(offsets_of(widths))
+    q, k = torch.zeros(q_shape, dtype=torch.int64), torch.zeros(k_shape, dtype=torch.int64)
+    q[q_at], k[k_at] = torch.tensor(distances.q).long(), torch.tensor(distances.k).long()
+    distance = (q[:, :, None] - k[:, None, :]).clamp(min=0)
+    return torch.searchsorted(least, distance, right=True) - 1
 
 
 def _places(offsets: Any) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[int, int]]:
@@ -139,7 +184,7 @@ def _places(offsets: Any) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[int,
     return (torch.from_numpy(row), torch.from_numpy(position)), (len(lengths), int(lengths.max()))
 
 
-def _padded_pairs(layout: PrefixLayout) -> int:
+def _padded_pairs(layout: AttentionLayout) -> int:
     longest = [int(np.diff(x).max()) for x in (layout.q_offsets, layout.k_offsets)]
     return (len(layout.q_offsets) - 1) * longest[0] * longest[1]
 

@@ -9,16 +9,13 @@ Memory is the peak of the process's resident set during one call, over what it w
 
 from __future__ import annotations
 
-import ctypes
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.harness import Options, Result, Work, rates
+from bench.harness import Options, Result, Work, peak_bytes, rates
 from thinrow.kernels import kernel
 
 
@@ -32,7 +29,7 @@ def run(options: Options) -> Result:
     result = Result("dense", parameters)
     for name, (n, k) in shapes.items():
         works = _MAKE[name](n, k)
-        grown = {w: _peak(work) for w, work in works.items()}
+        grown = {w: peak_bytes(work) for w, work in works.items()}
         seen = rates(works, rounds)
         result.figures[name] = {"rows_per_s": seen, "peak_bytes": grown}
         result.ratios[f"vs_torch.{name}"] = seen["thinrow"]["median"] / seen["torch"]["median"]
@@ -88,19 +85,3 @@ def _step(forward: Callable[[], Tensor], *leaves: Tensor) -> Work:
         return len(out)
 
     return work
-
-
-def _peak(work: Work) -> int:
-    """Bytes by which the resident set grew at most."""
-    work()
-    ctypes.CDLL(None).malloc_trim(0)
-    time.sleep(0.05)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    work()
-    return _status("VmHWM") - before
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(name)))

@@ -1,7 +1,8 @@
 """A training step of the HSTU ranker (forward, backward, update) with shared passes against one row a request.
 
 Users have a history each and K requests spread over it, with 32 candidates a request; both contestants read the same
-batch, run the same model and give the same gradients. Units are requests per second.
+batch, run the same model and give the same gradients. Units are requests per second; beside them, what memory grows by
+at most in a step of each (Linux).
 
 - ``shared``: requests of a user that start at one event run in one pass (``thinrow.jagged.passes``).
 - ``separate``: every request has a pass of its own, through the same kernels.
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.harness import Options, Result, Work, rates
+from bench.harness import Options, Result, Work, peak_bytes, rates
 from thinrow.core.ragged import offsets_of
 from thinrow.core.units import DAY_MS, HOUR_MS
 from thinrow.embeddings import SparseAdagrad
@@ -35,29 +36,40 @@ _CANDIDATES, _ITEMS = 32, 5_000
 def run(options: Options) -> Result:
     """2,048 and 512 events a user, 20 requests each; with ``quick`` 64 events and 4 requests."""
     lengths, users, k, rounds = ((64,), 2, 4, 1) if options.quick else ((512, 2_048), 4, 20, 5)
-    plan = FeaturePlan({"e": Hash(Source("history.item"), seed=1), "c": Hash(Source("cand.item"), seed=1)})
-    model = HSTUConfig(width=32, layers=2)
-    spec = RankerSpec(model=model, plan=plan, projection=Projection(), label="click", dim=16)
-    parameters: dict[str, Any] = {"users": users, "requests_a_user": k, "candidates": _CANDIDATES, "model": repr(model)}
+    spec = ranker()
+    parameters: dict[str, Any] = {"users": users, "requests_a_user": k, "candidates": _CANDIDATES}
+    parameters |= {"model": repr(spec.model)}
     parameters |= {"rounds": rounds, "threads": torch.get_num_threads(), "torch": torch.__version__}
     result = Result("passes", parameters)
     for length in lengths:
         for shape in ("uniform", "late", "window"):
             rng = np.random.default_rng(0)
-            seen = rates({n: _step(spec, n == "shared", *_batch(rng, shape, users, k, length)) for n in _NAMES}, rounds)
-            result.figures[f"{shape}_{length}"] = {n: {m: round(v, 1) for m, v in r.items()} for n, r in seen.items()}
-            result.ratios[f"vs_separate_passes.{shape}_{length}"] = (
-                seen["shared"]["median"] / seen["separate"]["median"]
-            )
+            drawn = batch(rng, shape, users, k, length, _CANDIDATES)
+            works = {n: _step(spec, n == "shared", *drawn) for n in _NAMES}
+            grown = {n: peak_bytes(work) for n, work in works.items()}
+            seen = rates(works, rounds)
+            name = f"{shape}_{length}"
+            result.figures[name] = {n: {m: round(v, 1) for m, v in r.items()} for n, r in seen.items()}
+            result.figures[name]["peak_bytes"] = grown
+            result.ratios[f"vs_separate_passes.{name}"] = seen["shared"]["median"] / seen["separate"]["median"]
+            result.ratios[f"vs_separate_passes_bytes.{name}"] = grown["shared"] / max(grown["separate"], 1)
     return result
 
 
 _NAMES = ("shared", "separate")
 
 
-def _batch(
-    rng: np.random.Generator, shape: str, users: int, k: int, length: int
+def ranker() -> RankerSpec:
+    """HSTU of two layers, width 32, over hashed items."""
+    plan = FeaturePlan({"e": Hash(Source("history.item"), seed=1), "c": Hash(Source("cand.item"), seed=1)})
+    model = HSTUConfig(width=32, layers=2)
+    return RankerSpec(model=model, plan=plan, projection=Projection(), label="click", dim=16)
+
+
+def batch(
+    rng: np.random.Generator, shape: str, users: int, k: int, length: int, candidates: int
 ) -> tuple[SharedHistories, npt.NDArray[np.int64], Jagged]:
+    """Histories of ``length`` events, k requests a user placed by ``shape``, their times and their candidates."""
     n = users * length
     offsets = offsets_of(np.full(users, length))
     times = np.tile(np.arange(length) * HOUR_MS, users) + 1_000 * DAY_MS
@@ -73,9 +85,8 @@ def _batch(
     base = offsets[:-1][user_of]
     exact = np.ones(users * k, np.bool_)
     histories = SharedHistories(events, user_of, base + start, base + seen, seen, exact)
-    shown = Jagged(
-        Column(rng.integers(0, _ITEMS, users * k * _CANDIDATES)), offsets_of(np.full(users * k, _CANDIDATES))
-    )
+    n_shown = users * k * candidates
+    shown = Jagged(Column(rng.integers(0, _ITEMS, n_shown)), offsets_of(np.full(users * k, candidates)))
     return histories, times[base + seen - 1] + 1, shown
 
 
