@@ -46,7 +46,8 @@ def command(
         click.echo(json.dumps({"checkpoint": str(found.path), "step": found.step, **dataclasses.asdict(result)}))
         return
     click.echo(
-        f"{ranker.spec.name} at step {found.step}: NE {result.ne:.4f}, AUC {result.auc:.4f}, GAUC {result.gauc:.4f}\n"
+        f"{ranker.spec.name} at step {found.step}: NE {result.ne:.4f}, AUC {result.auc:.4f}, GAUC {result.gauc:.4f}, "
+        f"hit rate@10 {result.hit_rate:.4f}, NDCG@10 {result.ndcg:.4f}\n"
         f"{result.requests} requests of {result.users} users, {result.candidates} candidates, "
         f"{100 * result.base_rate:.2f}% {ranker.spec.label}"
     )

@@ -32,6 +32,7 @@ COMMANDS = {
     "import-fat-rows": ("import_fat_rows", "Turn fat rows into a store and a table of thin examples."),
     "shadow": ("shadow", "Compare the fat rows of an existing pipeline with the store, difference by difference."),
     "train": ("train", "Train a ranker on the examples of a table."),
+    "size": ("size", "Show how large the model of a recipe is, and what a request costs."),
     "dpp": ("dpp", "Share workers among readers of training batches, and watch them."),
     "evaluate": ("evaluate", "Score examples with a checkpoint: NE, AUC, GAUC."),
     "plan": ("plan", "Show the feature plan of a checkpoint, as text or as a picture."),

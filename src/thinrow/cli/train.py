@@ -68,7 +68,9 @@ def command(
 ) -> None:
     """Train a ranker by RECIPE: a built-in one, or FILE.py:FUNCTION of your own that returns a TrainConfig.
 
-    Built in are hstu_retail_small, dlrm_retail_small, hstu_git_small and dlrm_git_small, for the data of thinrow demo.
+    Built in, for the data of thinrow demo, are MODEL_retail_small and MODEL_git_small with MODEL one of hstu,
+    hstu_plain (without cross features), mtgr, argus, hstu_retrieval, dlrm, moe, multi_embedding, wukong, sim;
+    argus_retail_pretrain and argus_git_pretrain; and argus_retail_1b, a plan of a thousand million weights.
     Checkpoints and a log of steps (log.jsonl) go to --out. --follow ends when the log is sealed, or on SIGTERM.
     Under torchrun all processes train one model, each on its part of every batch, with the losses of one process.
 
@@ -77,6 +79,7 @@ def command(
       thinrow train hstu_retail_small --store S --table T --out run
       thinrow train hstu_retail_small --store S --table T --out run --resume
       thinrow train mine.py:wide --store S --table T --out run --set ranker.model.layers=3 --set epochs=2
+      thinrow train argus_retail_small --store S --table T --out tuned --set start=pretrained
       thinrow train mine.py:wide --store S --follow splits --example-schema shown.json --out run --resume
       torchrun --no-python --nproc-per-node 2 thinrow train mine.py:wide --store S --table T --out run
     """
@@ -107,20 +110,23 @@ def command(
         else:
             result = _train_stream(config, store, follow, table_path, example_schema, wait_s, options)
     if ranks is None or ranks.rank == 0:
-        _report(result, out, store_path, table_path)
+        _report(config, result, out, store_path, table_path)
 
 
 def _nothing(*_: int) -> None:
     """What ranks show that are not the first."""
 
 
-def _report(result: TrainResult, out: Path, store_path: Path, table_path: Path | None) -> None:
+def _report(config: TrainConfig, result: TrainResult, out: Path, store_path: Path, table_path: Path | None) -> None:
     from thinrow.embeddings import stream_bandwidth
 
+    labels = config.objective == "rank"
+    quality = f"progressive NE {result.ne:.4f}" if labels else f"next-item loss {result.losses[-1]:.4f}"
+    what = "candidates" if labels else "next items"
     speed = result.candidates / max(result.seconds, 1e-9)
     click.echo(
-        f"step {result.steps}: progressive NE {result.ne:.4f}; {result.examples} requests with {result.candidates} "
-        f"candidates in {result.seconds:.1f} s ({speed:,.0f} a second, {result.waited_s:.1f} s of it waiting for data)"
+        f"step {result.steps}: {quality}; {result.examples} requests with {result.candidates} "
+        f"{what} in {result.seconds:.1f} s ({speed:,.0f} a second, {result.waited_s:.1f} s of it waiting for data)"
     )
     busy = max(result.seconds - result.waited_s, 1e-9)
     # Of several machines, that of each.

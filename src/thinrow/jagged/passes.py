@@ -12,7 +12,8 @@ same event and (2) each sees *every* event of its slice: then its visible set is
 an event of its slice is hidden from (late, or corrected since) gets a pass of its own; a shared one would carry that
 event into its neighbours' states, and from there to the request. (3) What a model reads of an event must not depend on
 the request: here that holds by type, since only ``SharedHistories.events`` goes in; positions count from the start of
-the pass, never from its end.
+the pass, never from its end. A mask under which a static part at the start sees itself whole is closed for requests
+that see all of that part.
 """
 
 from __future__ import annotations
@@ -50,15 +51,20 @@ class Passes:
         return np.lexsort((self.visible, self.pass_of))
 
 
-def plan_passes(histories: SharedHistories, *, share: bool = True) -> Passes:
+def plan_passes(histories: SharedHistories, *, share: bool = True, static: int = 0) -> Passes:
     """The passes of a batch by the rule above, each as long as its longest request needs; ``share=False`` gives every
-    request a pass of its own (the oracle of the shared ones)."""
+    request a pass of its own (the oracle of the shared ones).
+
+    ``static`` is for masks under which the first so many events of a pass see each other: requests that see as many
+    share passes, and those that see fewer share others, in which no event sees a later one.
+    """
     n = len(histories)
     # Requests that must stand alone get a number of their own, the others 0.
     alone = np.zeros(n, np.int64)
     own = ~histories.exact if share else np.ones(n, np.bool_)
     alone[own] = np.arange(1, own.sum() + 1)
-    key = np.stack([histories.user_of, histories.start, alone], axis=1)
+    short = (histories.stop - histories.start < static).astype(np.int64)
+    key = np.stack([histories.user_of, histories.start, alone, short], axis=1)
     distinct, pass_of = np.unique(key, axis=0, return_inverse=True)
     pass_of = pass_of.reshape(n).astype(np.int64)
     stop = distinct[:, 1].copy()

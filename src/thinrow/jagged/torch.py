@@ -131,8 +131,8 @@ class TorchHistories:
         passes: which examples share a row of events, as positions in these; see ``thinrow.jagged.passes``.
     """
 
-    def __init__(self, histories: SharedHistories, *, share: bool = True) -> None:
-        events, passes = histories.events, plan_passes(histories, share=share)
+    def __init__(self, histories: SharedHistories, *, share: bool = True, static: int = 0) -> None:
+        events, passes = histories.events, plan_passes(histories, share=share, static=static)
         columns, event_ts = events.columns, events.event_ts
         seen = np.zeros(len(events), np.bool_)
         seen[passes.index] = True

@@ -1,13 +1,15 @@
-"""The embedded inputs of a ranker: one look-up a batch in one table, keys of a token side by side."""
+"""The embedded inputs of a ranker: one look-up a batch in one table (a second one for bags), keys of a token side by
+side."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thinrow.embeddings import DynamicTable, Embedding
+from thinrow.embeddings import DynamicTable, Embedding, EmbeddingBag
 from thinrow.models.inputs import InputSpec, RankerInputs
 
 
@@ -33,7 +35,8 @@ class InputEmbedding(nn.Module):
     def __init__(self, spec: InputSpec, table: DynamicTable) -> None:
         super().__init__()
         self.embedding = Embedding(table)
-        widths = {d: len(spec.keys[d]) * table.dim + len(spec.numbers[d]) for d in spec.keys}
+        self.bags = EmbeddingBag(table) if any(spec.bags.values()) else None
+        widths = {d: len(spec.vectors(d)) * table.dim + len(spec.numbers[d]) for d in spec.keys}
         self.event_width, self.context_width = widths["history"], widths["ctx"]
         self.candidate_width = widths["cand"]
 
@@ -42,9 +45,21 @@ class InputEmbedding(nn.Module):
         keys = inputs.event_keys, inputs.context_keys, inputs.candidate_keys
         vectors = self.embedding(torch.cat([k.reshape(-1) for k in keys]))
         split = torch.split(vectors, [k.numel() for k in keys])
-        event, context, candidate = (v.view(*k.shape, vectors.shape[1]) for v, k in zip(split, keys, strict=True))
+        found = [v.view(*k.shape, vectors.shape[1]) for v, k in zip(split, keys, strict=True)]
+        if self.bags is not None:
+            found = self._with_bags(self.bags, inputs, found)
+        event, context, candidate = found
         numbers = inputs.event_numbers, inputs.context_numbers, inputs.candidate_numbers
         return Embedded(event, context, candidate, *(n.to(vectors.dtype) for n in numbers))
+
+    @staticmethod
+    def _with_bags(embed: EmbeddingBag, inputs: RankerInputs, found: list[Tensor]) -> list[Tensor]:
+        bags = inputs.event_bags, inputs.context_bags, inputs.candidate_bags
+        sizes = torch.cat([b.bounds.diff() for b in bags])
+        pooled = embed(torch.cat([b.keys for b in bags]), F.pad(sizes.cumsum(0), (1, 0)))
+        split = torch.split(pooled, [len(b.bounds) - 1 for b in bags])
+        parts = zip(found, split, bags, strict=True)
+        return [torch.cat([f, p.view(len(f), b.per_row, p.shape[1])], dim=1) for f, p, b in parts]
 
 
 def flat(vectors: Tensor, numbers: Tensor) -> Tensor:

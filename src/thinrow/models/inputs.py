@@ -7,11 +7,13 @@ Worked example. A plan with the outputs ``product`` (history), ``item``, ``price
     context_keys    (2, 1)            candidate_keys (3, 1)      candidate_numbers (3, 1) float32
     example_of      [0, 0, 1]         candidate -> request
 
+An output that is a vector or a list of keys (``MultiHash``, ``BagOfWords``) is a bag: its vector is the sum of theirs.
+
 Keys are 64 bits in one table: hash each field under a seed of its own, and the same field of events and candidates
 under the same. A null is key 0. Serving and training make these inputs by this one function, so they are equal bit
 for bit.
 
-Shape letters: E events, X examples (requests), C candidates, F fields, N numbers.
+Shape letters: E events, X examples (requests), C candidates, F fields, B bags, N numbers.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from thinrow.core.errors import InputError
-from thinrow.core.ragged import ranges_index
-from thinrow.features import FeaturePlan
-from thinrow.features.node import DOMAINS, Domain
+from thinrow.core.ragged import offsets_of, ranges_index
+from thinrow.features import BagOfWords, FeaturePlan, HistoryMatch, Truncate
+from thinrow.features.node import DOMAINS, Domain, Elementwise, Node
 from thinrow.jagged import Column, Jagged, SharedHistories
 from thinrow.jagged.torch import TorchHistories, tensor
 
@@ -41,14 +43,19 @@ class InputSpec:
     Attributes:
         keys: domain -> names of outputs that are 64-bit keys.
         numbers: domain -> names of outputs that are dense numbers.
+        bags: domain -> names of outputs that are vectors or lists of keys.
+        static: the first so many events of a pass see each other; requests that see fewer have passes apart.
     """
 
     keys: Mapping[Domain, tuple[str, ...]]
     numbers: Mapping[Domain, tuple[str, ...]]
+    bags: Mapping[Domain, tuple[str, ...]]
+    static: int = 0
 
     @classmethod
-    def of(cls, plan: FeaturePlan, numbers: Iterable[str] = ()) -> InputSpec:
-        """All outputs of a plan, those in ``numbers`` as numbers, the others as keys.
+    def of(cls, plan: FeaturePlan, numbers: Iterable[str] = (), *, cross: bool = True, static: int = 0) -> InputSpec:
+        """All outputs of a plan, those in ``numbers`` as numbers, the others as keys; without ``cross``, none that
+        relates candidates to the history.
 
         Raises:
             InputError: ``numbers`` names what the plan does not have, or nothing stands beside candidates.
@@ -58,15 +65,49 @@ class InputSpec:
         if unknown:
             raise InputError(f"numbers={unknown[0]!r} is no output of the plan; it has {', '.join(plan.outputs)}")
         # By name, since a plan that was stored and read back may list its outputs in another order.
-        by_domain = {d: [n for n in sorted(plan.outputs) if plan.domain(n) == d] for d in DOMAINS}
+        read = [n for n in sorted(plan.outputs) if cross or not _is_cross(plan.outputs[n])]
+        bags = {n for n in read if _is_bag(plan.outputs[n])}
+        by_domain = {d: [n for n in read if plan.domain(n) == d] for d in DOMAINS}
         if not by_domain["cand"]:
             raise InputError(
                 "no output of the plan stands beside candidates; a ranker needs one, as Hash(Source('cand.X'))"
             )
         return cls(
-            {d: tuple(n for n in names if n not in dense) for d, names in by_domain.items()},
+            {d: tuple(n for n in names if n not in dense | bags) for d, names in by_domain.items()},
             {d: tuple(n for n in names if n in dense) for d, names in by_domain.items()},
+            {d: tuple(n for n in names if n in bags - dense) for d, names in by_domain.items()},
+            static,
         )
+
+    def vectors(self, domain: Domain) -> tuple[str, ...]:
+        """Names of the outputs that become a vector each, in the order of these: keys, then bags."""
+        return self.keys[domain] + self.bags[domain]
+
+
+def _is_cross(node: Node) -> bool:
+    return isinstance(node, HistoryMatch) or any(_is_cross(o) for o in node.operands)
+
+
+def _is_bag(node: Node) -> bool:
+    if isinstance(node, Truncate):
+        return any(_is_bag(o) for o in node.operands)
+    return isinstance(node, BagOfWords) or (isinstance(node, Elementwise) and node.width > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bags:
+    """B bags of keys for each of n rows: bag b of row i has ``keys[bounds[i * B + b]:bounds[i * B + b + 1]]``."""
+
+    keys: Tensor
+    bounds: Tensor
+    per_row: int
+
+    def take(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.int64]) -> Bags:
+        """Those of ``rows``."""
+        bounds, keys = self.bounds.numpy(), self.keys.numpy()
+        bag = (rows[:, None] * self.per_row + np.arange(self.per_row)).reshape(-1)
+        index, ends = ranges_index(bounds[:-1][bag], bounds[1:][bag])
+        return Bags(tensor(keys[index]), tensor(ends), self.per_row)
 
 
 class RankerInputs:
@@ -83,6 +124,7 @@ class RankerInputs:
         event_keys: (E, F) int64; ``event_numbers`` (E, N) float32; ``event_ts`` (E,) int64 ms.
         context_keys: (X, F) int64; ``context_numbers`` (X, N) float32; ``request_ts`` (X,) int64 ms.
         candidate_keys: (C, F) int64; ``candidate_numbers`` (C, N) float32.
+        event_bags, context_bags, candidate_bags: B bags for each.
         offsets: (X + 1,) int64, the candidates of each request.
         histories: what each request sees of the events.
 
@@ -99,12 +141,12 @@ class RankerInputs:
         *,
         share: bool = True,
     ) -> None:
-        rows = [features[n] for n in (*spec.keys["cand"], *spec.numbers["cand"]) if n in features]
+        rows = [features[n] for n in (*spec.vectors("cand"), *spec.numbers["cand"]) if n in features]
         jagged = [r for r in rows if isinstance(r, Jagged)]
         if not jagged:
             raise InputError("no candidate feature among the outputs; apply the plan that the model was made with")
         self.offsets = jagged[0].offsets
-        self.histories = TorchHistories(histories, share=share)
+        self.histories = TorchHistories(histories, share=share, static=spec.static)
         n_events, n_examples, n_candidates = len(self.histories.event_ts), len(histories), int(self.offsets[-1])
         beside: dict[Domain, tuple[Mapping[str, Column | Jagged], int]] = {
             "history": (self.histories.numpy_columns, n_events),
@@ -116,6 +158,8 @@ class RankerInputs:
         self.event_keys, self.context_keys, self.candidate_keys = keys["history"], keys["ctx"], keys["cand"]
         self.event_numbers, self.context_numbers = numbers["history"], numbers["ctx"]
         self.candidate_numbers = numbers["cand"]
+        bags = {d: _bags(found, spec.bags[d], n) for d, (found, n) in beside.items()}
+        self.event_bags, self.context_bags, self.candidate_bags = bags["history"], bags["ctx"], bags["cand"]
         self.event_ts = self.histories.event_ts
         self.request_ts = tensor(request_ts)
 
@@ -133,6 +177,7 @@ class RankerInputs:
         chosen.__dict__.pop("example_of", None)
         chosen.offsets, index = offsets, tensor(rows)
         chosen.candidate_keys, chosen.candidate_numbers = self.candidate_keys[index], self.candidate_numbers[index]
+        chosen.candidate_bags = self.candidate_bags.take(rows)
         return chosen
 
     def fingerprints(self) -> list[str]:
@@ -148,8 +193,16 @@ class RankerInputs:
         for x in range(len(self)):
             parts = [a[ends[x] : ends[x + 1]] for a in events] + [a[x : x + 1] for a in requests]
             parts += [a[self.offsets[x] : self.offsets[x + 1]] for a in candidates]
+            parts += self._bag_parts(passes.index[index[ends[x] : ends[x + 1]]], x)
             found.append(_digest(parts))
         return found
+
+    def _bag_parts(self, events: npt.NDArray[np.int64], x: int) -> list[npt.NDArray[np.generic]]:
+        # Nothing where there are no bags: digests of models without them stay what they were.
+        candidates = np.arange(self.offsets[x], self.offsets[x + 1])
+        chosen = (self.event_bags, events), (self.context_bags, np.array([x])), (self.candidate_bags, candidates)
+        taken = [bags.take(rows) for bags, rows in chosen if bags.per_row]
+        return [t.numpy() for bags in taken for t in (bags.keys, bags.bounds)]
 
 
 def _digest(parts: Sequence[npt.NDArray[np.generic]]) -> str:
@@ -160,23 +213,45 @@ def _digest(parts: Sequence[npt.NDArray[np.generic]]) -> str:
     return digest.hexdigest()
 
 
+def _bags(found: Mapping[str, Column | Jagged], names: Sequence[str], n: int) -> Bags:
+    columns = [_column(found, name, n) for name in names]
+    lengths = np.zeros((n, len(names)), np.int64)
+    for b, column in enumerate(columns):
+        each = np.full(n, column.size) if column.offsets is None else np.diff(column.offsets)
+        lengths[:, b] = each if column.valid is None else np.where(column.valid, each, 0)
+    bounds = offsets_of(lengths.reshape(-1))
+    keys = np.zeros(bounds[-1], np.int64)
+    for b, (name, column) in enumerate(zip(names, columns, strict=True)):
+        if column.values.dtype.kind not in "iu":
+            raise InputError(f"output {name!r} holds {column.values.dtype}, not integer keys; hash it in the plan")
+        there = np.repeat(lengths[:, b] > 0, np.full(n, column.size) if column.offsets is None else lengths[:, b])
+        first = bounds[:-1].reshape(n, len(names))[:, b]
+        keys[ranges_index(first, first + lengths[:, b])[0]] = column.values.reshape(-1)[there]
+    return Bags(tensor(keys), tensor(bounds), len(names))
+
+
+def _column(found: Mapping[str, Column | Jagged], name: str, n: int) -> Column:
+    if name not in found:
+        raise InputError(f"output {name!r} of the plan is not there; there are {', '.join(found)}")
+    value = found[name]
+    column = (value.column if isinstance(value, Jagged) else value).decoded()
+    if len(column) != n:
+        raise InputError(f"output {name!r} has {len(column)} values beside {n}; candidate fields must be alike")
+    return column
+
+
 def _stack(
     found: Mapping[str, Column | Jagged], names: Sequence[str], n: int, dtype: type[np.int64] | type[np.float32]
 ) -> Tensor:
     out = np.zeros((n, len(names)), dtype)
     for i, name in enumerate(names):
-        if name not in found:
-            raise InputError(f"output {name!r} of the plan is not there; there are {', '.join(found)}")
-        value = found[name]
-        column = (value.column if isinstance(value, Jagged) else value).decoded()
+        column = _column(found, name, n)
         kind = "text" if column.dictionary is not None else column.values.dtype.kind
         if kind not in "iu" and (dtype is np.int64 or kind == "text"):
             raise InputError(
                 f"output {name!r} is {'text' if kind == 'text' else column.values.dtype}, not an integer key; hash or "
                 "bucketize it in the plan, or list a float in the model's numbers"
             )
-        if len(column) != n:
-            raise InputError(f"output {name!r} has {len(column)} values beside {n}; candidate fields must be alike")
         values = column.values if column.valid is None else np.where(column.valid, column.values, 0)
         out[:, i] = values
     return tensor(out)

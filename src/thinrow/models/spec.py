@@ -20,15 +20,34 @@ from thinrow.core.errors import CheckpointMismatch, InputError, SchemaError
 from thinrow.embeddings import DynamicTable
 from thinrow.features import REQUEST_TS, FeaturePlan
 from thinrow.jagged.torch import tensor
+from thinrow.models.argus import ARGUS, ARGUSConfig
 from thinrow.models.dlrm import DLRM, DLRMConfig
-from thinrow.models.hstu import HSTUConfig, HSTURanker
+from thinrow.models.hstu import HSTUConfig, HSTURanker, MTGRConfig
 from thinrow.models.inputs import InputSpec
+from thinrow.models.retrieval import HSTURetrieval, RetrievalConfig
+from thinrow.models.sim import SIM, SIMConfig
+from thinrow.models.wukong import Wukong, WukongConfig
 from thinrow.schema import EventSchema, ExampleSchema, Projection
 
-ModelConfig = HSTUConfig | DLRMConfig
+ModelConfig = HSTUConfig | MTGRConfig | ARGUSConfig | RetrievalConfig | DLRMConfig | WukongConfig | SIMConfig
 
-#: Name in a checkpoint -> configuration and module.
-MODELS: dict[str, tuple[type[Any], type[nn.Module]]] = {"hstu": (HSTUConfig, HSTURanker), "dlrm": (DLRMConfig, DLRM)}
+#: Name in a checkpoint -> configuration and module, which is made of configuration, inputs, table and number of tasks.
+MODELS: dict[str, tuple[type[Any], type[nn.Module]]] = {
+    "hstu": (HSTUConfig, HSTURanker),
+    "mtgr": (MTGRConfig, HSTURanker),
+    "argus": (ARGUSConfig, ARGUS),
+    "hstu_retrieval": (RetrievalConfig, HSTURetrieval),
+    "dlrm": (DLRMConfig, DLRM),
+    "wukong": (WukongConfig, Wukong),
+    "sim": (SIMConfig, SIM),
+}
+
+#: Values that "hstu" and "dlrm" got after checkpoints of them were written: left out of what is written where they say
+#: what their absence says, so that a run of before resumes.
+_LATER = {
+    "hstu": ("group_norm", "dropout", "cross_features", "user_tokens", "static_events"),
+    "dlrm": ("sets", "experts", "cross_features"),
+}
 
 #: Prefixes of a checkpoint's tensors.
 _MODEL, TABLE = "model.", "table."
@@ -43,6 +62,7 @@ class RankerSpec:
     label: the outcome that it predicts.
     numbers: outputs of the plan that are dense numbers; the others are keys to embed.
     dim: width of an embedding.
+    given: outcomes that are learned too, on the candidates that have the label: conversion given a click, say.
     """
 
     model: ModelConfig
@@ -51,23 +71,30 @@ class RankerSpec:
     label: str
     numbers: tuple[str, ...] = ()
     dim: int = 16
+    given: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The model's name in ``MODELS``."""
-        return next(n for n, (config, _) in MODELS.items() if isinstance(self.model, config))
+        return next(n for n, (config, _) in MODELS.items() if type(self.model) is config)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The label and the outcomes given it: one task each."""
+        return (self.label, *self.given)
 
     @property
     def inputs(self) -> InputSpec:
         """Which outputs of the plan are read as what."""
-        return InputSpec.of(self.plan, self.numbers)
+        static = getattr(self.model, "static_events", 0)
+        return InputSpec.of(self.plan, self.numbers, cross=self.model.cross_features, static=static)
 
     def build(self, seed: int = 0) -> tuple[nn.Module, DynamicTable]:
         """A new module and its table; equal seeds give equal weights, whatever torch drew before."""
         table = DynamicTable(self.dim, seed=seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = MODELS[self.name][1](self.model, self.inputs, table)
+            module = MODELS[self.name][1](self.model, self.inputs, table, len(self.labels))
         return module, table
 
     def restore(self, tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[nn.Module, DynamicTable]:
@@ -116,12 +143,13 @@ class RankerSpec:
                 )
 
     def check_label(self, schema: ExampleSchema) -> None:
-        """Raises InputError unless the schema of the examples has the label."""
+        """Raises InputError unless the schema of the examples has the label, and what is learned given it."""
         outcomes = dict(schema.outcomes)
-        if self.label not in outcomes:
-            raise InputError(
-                f"label={self.label!r}; the table has the outcomes {', '.join(outcomes)}; pass the model's own"
-            )
+        for label in self.labels:
+            if label not in outcomes:
+                raise InputError(
+                    f"label={label!r}; the table has the outcomes {', '.join(outcomes)}; pass the model's own"
+                )
 
     def request_fields(self, schema: ExampleSchema) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names of the context fields and of the candidate fields that the plan reads, in the schema's order.
@@ -140,13 +168,16 @@ class RankerSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict; ``from_dict`` reverses it."""
+        defaults = {f.name: f.default for f in dataclasses.fields(self.model) if f.name in _LATER.get(self.name, ())}
+        model = {n: v for n, v in dataclasses.asdict(self.model).items() if n not in defaults or v != defaults[n]}
         plain = {
-            "model": {"name": self.name, **dataclasses.asdict(self.model)},
+            "model": {"name": self.name, **model},
             "plan": self.plan.to_dict(),
             "projection": dataclasses.asdict(self.projection),
             "label": self.label,
             "numbers": list(self.numbers),
             "dim": self.dim,
+            **({"given": list(self.given)} if self.given else {}),
         }
         # Tuples become the lists that a JSON file gives back.
         read_back: dict[str, Any] = json.loads(json.dumps(plain))
@@ -170,6 +201,7 @@ class RankerSpec:
                 label=data["label"],
                 numbers=tuple(data["numbers"]),
                 dim=data["dim"],
+                given=tuple(data.get("given", ())),
             )
         except (KeyError, TypeError, AttributeError) as e:
             raise InputError(f"not a ranker's specification: {e!r}; write it with RankerSpec.to_dict") from e

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from thinrow.dpp import BatchBudget
 from thinrow.features import Bucketize, FeaturePlan, Hash, HistoryMatch, Source
 from thinrow.features.node import Node
 from thinrow.models import RankerSpec
@@ -17,6 +18,8 @@ from thinrow.models.spec import ModelConfig
 from thinrow.schema import Projection
 from thinrow.training import TrainConfig
 
+#: Of a batch of a sequence model: linear and attention cost, in events, and a bound on memory.
+BUDGET = BatchBudget(limit=16_384, event=1, pair=1 / 2_048, max_events=65_536)
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 DAYS = (0, 1, 2, 3, 5, 7, 10, 14, 21, 28, 42, 56, 84, 112, 168, 252)
 
@@ -58,8 +61,15 @@ def ranking_plan(
     return FeaturePlan(outputs)
 
 
-def small_run(model: ModelConfig, plan: FeaturePlan, label: str) -> TrainConfig:
-    """A run on the columns that the plan reads, of whole histories, with vectors of 16."""
-    projection = Projection(columns=plan.history_columns)
-    ranker = RankerSpec(model=model, plan=plan, projection=projection, label=label, dim=16)
+def with_outputs(plan: FeaturePlan, **outputs: Node) -> FeaturePlan:
+    """The plan with further outputs."""
+    return FeaturePlan({**plan.outputs, **outputs})
+
+
+def small_run(
+    model: ModelConfig, plan: FeaturePlan, label: str, *, dim: int = 16, max_len: int | None = None, align: int = 1
+) -> TrainConfig:
+    """A run on the columns that the plan reads, of whole histories unless ``max_len`` says less."""
+    projection = Projection(columns=plan.history_columns, max_len=max_len, align=align)
+    ranker = RankerSpec(model=model, plan=plan, projection=projection, label=label, dim=dim)
     return TrainConfig(ranker=ranker, base_rows=64, block=1, sparse_lr=0.3)

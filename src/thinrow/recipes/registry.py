@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from thinrow.core.errors import InputError
-from thinrow.recipes.git import dlrm_git_small, hstu_git_small
-from thinrow.recipes.retail import dlrm_retail_small, hstu_retail_small
+from thinrow.recipes import git, retail
 from thinrow.training import TrainConfig
 
 Recipe = Callable[[], TrainConfig]
 
+#: The functions of ``thinrow.recipes.retail`` and ``thinrow.recipes.git`` that are named model_data_scale.
 RECIPES: dict[str, Recipe] = {
-    r.__name__: r for r in (hstu_retail_small, dlrm_retail_small, hstu_git_small, dlrm_git_small)
+    name: recipe
+    for data in (retail, git)
+    for name, recipe in vars(data).items()
+    if name.endswith(("_small", "_pretrain", "_1b")) and recipe.__module__ == data.__name__
 }
 
 

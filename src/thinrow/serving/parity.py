@@ -71,7 +71,8 @@ def compare(
             logged = batch.context[INPUT_DIGEST.name].to_arrow().to_pylist()
             n_inputs += sum(a != b for a, b in zip(logged, inputs.fingerprints(), strict=True))
             scores = batch.candidates[SCORE.name].values
-            off = np.abs(torch.sigmoid(ranker.module(inputs)).numpy() - scores)
+            logits = ranker.module(inputs).view(len(scores), len(spec.labels))[:, 0]
+            off = np.abs(torch.sigmoid(logits).numpy() - scores)
             # NaN is no agreement, and the largest there is.
             largest = float(np.maximum(largest, off.max(initial=0)))
             row_of = inputs.example_of.numpy()

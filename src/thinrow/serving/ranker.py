@@ -201,7 +201,8 @@ class Ranker:
         if not inputs.offsets[-1]:
             return np.empty(0, np.float32)
         with torch.inference_mode():
-            probability: npt.NDArray[np.float32] = torch.sigmoid(self._module(inputs)).numpy()
+            logits = self._module(inputs).view(int(inputs.offsets[-1]), len(self.spec.labels))
+            probability: npt.NDArray[np.float32] = torch.sigmoid(logits[:, 0]).numpy()
         return probability
 
 

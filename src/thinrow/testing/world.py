@@ -6,7 +6,7 @@ are joined, and the archive is compacted now and then. Some events arrive late.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -58,19 +58,28 @@ def brand_of(items: np.ndarray) -> list[str]:
 
 
 def make_world(
-    folder: str | Path, *, users: int = 12, days: int = 12, seed: int = 0, late: float = 0.1, archive: str | None = None
+    folder: str | Path,
+    *,
+    users: int = 12,
+    days: int = 12,
+    seed: int = 0,
+    late: float = 0.1,
+    archive: str | None = None,
+    keep: bool = False,
 ) -> World:
     """A world under ``folder``: 5 events a user and day, then a request of 8 candidates of which some are bought.
 
-    ``archive`` is as in ``HistoryStore.create``.
+    ``archive`` is as in ``HistoryStore.create``. With ``keep`` there is a second outcome: of what is bought, items of
+    even number are kept (and now and then one that was not bought, which says nothing).
     """
+    examples = replace(EXAMPLES, outcomes=(("buy", WINDOW_MS), ("keep", WINDOW_MS))) if keep else EXAMPLES
     folder, rng = Path(folder), np.random.default_rng(seed)
     start = 1_000 * DAY_MS
     taste = rng.integers(0, N_ITEMS, (users, 5))
     ids = np.arange(users) * 3 + 1
     empty = _events(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
     schema = EventSchema.infer(empty.schema, user="user", time="ts")
-    shown, bought = ImpressionLog(folder / "shown", schema, EXAMPLES), OutcomeLog(folder / "bought")
+    shown, bought = ImpressionLog(folder / "shown", schema, examples), OutcomeLog(folder / "bought")
     with HistoryStore.create(folder / "store", schema, 2, archive=archive) as store:
         for day in range(days):
             now = start + day * DAY_MS
@@ -90,13 +99,17 @@ def make_world(
             seen = store.snapshot(ids, ask)
             rows = {"item": candidates.tolist(), "brand": [brand_of(row) for row in candidates]}
             city = [f"city {u % 3}" for u in range(users)]
-            shown.append(Impressions.of(EXAMPLES, request, seen, candidates=rows, context={"city": city}))
+            shown.append(Impressions.of(examples, request, seen, candidates=rows, context={"city": city}))
             who, which = np.nonzero(buys)
             bought.append(Outcomes.of("buy", request[who], candidates[who, which], np.full(len(who), ask + 1)))
+            if keep:
+                kept = np.flatnonzero(candidates.reshape(-1) % 2 == 0)
+                who, which = np.divmod(kept[(buys.reshape(-1) | (np.arange(buys.size) % 7 == 0))[kept]], buys.shape[1])
+                bought.append(Outcomes.of("keep", request[who], candidates[who, which], np.full(len(who), ask + 1)))
             if day % 3 == 2:
                 store.compact()
         store.compact()
-        table = ExampleTable.create(folder / "examples", event_schema=schema, example_schema=EXAMPLES, n_buckets=2)
+        table = ExampleTable.create(folder / "examples", event_schema=schema, example_schema=examples, n_buckets=2)
         with table:
             join_logs(shown, bought, table, start + days * DAY_MS + WINDOW_MS)
             table.cluster()

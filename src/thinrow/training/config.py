@@ -11,7 +11,7 @@ from typing import Any
 from thinrow.core.errors import InputError
 from thinrow.dpp import BatchBudget, RowFilter
 from thinrow.embeddings import SparseAdagrad, SparseAdam, SparseAdamW, SparseRowWiseAdagrad, SparseSGD
-from thinrow.models import RankerSpec
+from thinrow.models import MODELS, RankerSpec
 
 #: Name in a configuration -> what updates the table.
 SPARSE_OPTIMIZERS: dict[str, type[SparseAdagrad] | type[SparseAdam] | type[SparseSGD]] = {
@@ -43,6 +43,9 @@ class TrainConfig:
         checkpoint_every: steps between checkpoints.
         deltas: checkpoints after a full one that hold only the rows that changed since the one before.
         keep: checkpoints that are kept, the newest ones, beside those that they rest on.
+        objective: what is learned: "rank", the label of candidates; or "next_item", which item comes next in a history.
+        start: a checkpoint (or a folder of them: the newest) whose weights and table the run begins with; None for new
+            ones.
     """
 
     ranker: RankerSpec
@@ -58,6 +61,8 @@ class TrainConfig:
     checkpoint_every: int = 200
     deltas: int = 0
     keep: int = 2
+    objective: str = "rank"
+    start: str | None = None
 
     def __post_init__(self) -> None:
         for name in (*_POSITIVE, "keep"):
@@ -68,6 +73,11 @@ class TrainConfig:
         for name in ("dense_lr", "sparse_lr"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name}={getattr(self, name)}; it must be above 0 and finite")
+        if self.objective not in ("rank", "next_item"):
+            raise InputError(f"objective={self.objective!r}; there are rank and next_item")
+        if self.objective == "next_item" and not hasattr(MODELS[self.ranker.name][1], "next_item"):
+            able = [n for n, (_, module) in MODELS.items() if hasattr(module, "next_item")]
+            raise InputError(f"the model {self.ranker.name} predicts no next item; take one of {', '.join(able)}")
         if self.sparse_optimizer not in SPARSE_OPTIMIZERS:
             raise InputError(
                 f"sparse_optimizer={self.sparse_optimizer!r}; there are {', '.join(sorted(SPARSE_OPTIMIZERS))}"
@@ -82,9 +92,12 @@ class TrainConfig:
         """A JSON-ready dict; ``from_dict`` reverses it."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain |= {"ranker": self.ranker.to_dict(), "rows": dataclasses.asdict(self.rows)}
-        # Checkpoints of versions without deltas and budgets say nothing of them.
+        # Checkpoints of versions without these values say nothing of them.
         if not self.deltas:
             del plain["deltas"]
+        for name, absent in (("objective", "rank"), ("start", None)):
+            if plain[name] == absent:
+                del plain[name]
         budget = plain.pop("budget")
         return plain if budget is None else plain | {"budget": dataclasses.asdict(budget)}
 

@@ -18,7 +18,7 @@ from thinrow.dpp.client import Pinnable, loader
 from thinrow.examples.table import ExampleTable
 from thinrow.history.archive.generation import Generation
 from thinrow.models import RankerInputs, RankerSpec
-from thinrow.training.metrics import auc, gauc, normalized_entropy
+from thinrow.training.metrics import auc, gauc, hit_rate, ndcg, normalized_entropy
 
 #: Called after each batch with the number of batches done and that of all.
 OnBatch = Callable[[int, int], None]
@@ -51,6 +51,7 @@ class Evaluation:
     gauc: mean AUC of a user's candidates, weighted by their number.
     requests, users, candidates: how many were scored.
     base_rate: share of positive labels.
+    hit_rate, ndcg: at 10, by request.
     """
 
     ne: float
@@ -60,6 +61,8 @@ class Evaluation:
     users: int
     candidates: int
     base_rate: float
+    hit_rate: float
+    ndcg: float
 
 
 def score(
@@ -71,13 +74,20 @@ def score(
     *,
     threads: int | None = None,
     on_batch: OnBatch | None = None,
+    task: str | None = None,
 ) -> Scored:
     """Score every example that passes ``rows``, once.
+
+    Args:
+        task: an outcome of ``spec.given`` to score in place of the label, on the candidates that have the label.
 
     Raises:
         InputError: none does, or the table does not have the label.
     """
     spec.check_label(table.example_schema)
+    task = spec.label if task is None else task
+    if task not in spec.labels:
+        raise InputError(f"task={task!r}; the model has {', '.join(spec.labels)}")
     rows = rows or RowFilter()
     reader = loader(
         store, table, projection=spec.projection, plan=spec.plan, threads=threads, base_rows=256, block=1, rows=rows
@@ -90,11 +100,14 @@ def score(
     with torch.inference_mode():
         for batch in reader:
             inputs = RankerInputs(inputs_spec, batch.histories, batch.features, batch.request_ts)
-            logits.append(module(inputs).numpy())
-            labels.append(batch.labels[spec.label].values)
+            known = batch.labels[spec.label].values
+            kept = np.ones(len(known), np.bool_) if task == spec.label else known == 1
+            found = module(inputs).view(len(known), len(spec.labels))[:, spec.labels.index(task)]
+            logits.append(found.numpy()[kept])
+            labels.append(batch.labels[task].values[kept])
             ids.append(batch.request_id)
             users.append(batch.users)
-            lengths.append(np.diff(inputs.offsets))
+            lengths.append(np.diff(offsets_of(kept)[inputs.offsets]))
             if on_batch is not None:
                 on_batch(batch.t + 1, len(reader))
     offsets = offsets_of(np.concatenate(lengths))
@@ -103,7 +116,7 @@ def score(
 
 
 def evaluate(scored: Scored) -> Evaluation:
-    """NE, AUC and GAUC (by user) of scored candidates.
+    """NE, AUC, GAUC (by user), hit rate and NDCG (by request) of scored candidates.
 
     Raises:
         InputError: there are none, or all have one label.
@@ -119,4 +132,6 @@ def evaluate(scored: Scored) -> Evaluation:
         users=len(known),
         candidates=len(labels),
         base_rate=float(labels.mean()),
+        hit_rate=hit_rate(logits, labels, scored.offsets, 10),
+        ndcg=ndcg(logits, labels, scored.offsets, 10),
     )

@@ -1,8 +1,8 @@
 """The training loop, top to bottom: batch -> inputs -> logits -> loss -> gradients -> both optimizers -> checkpoint.
 
-The loss of a step is the sum over its labelled candidates divided by their number; so it does not depend on how many
-requests they came in, and shared passes weigh no user more. Metrics are *progressive*: a batch is scored before the
-step that learns from it.
+The loss of a step is the sum over its labelled candidates (or over the items that came next) divided by their number;
+so it does not depend on how many requests they came in, and shared passes weigh no user more. Metrics are
+*progressive*: a batch is scored before the step that learns from it.
 
 Over several ranks each step is that of one process on the batches of all, to rounding (``training.ranks``).
 """
@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from thinrow.core.routing import Routing
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.client import Loader, Pinnable, loader
 from thinrow.dpp.engines import EngineChoice, EngineName
-from thinrow.embeddings import Ranks
+from thinrow.embeddings import DynamicTable, Ranks
 from thinrow.examples.table import ExampleTable
 from thinrow.history.archive.generation import Generation
 from thinrow.jagged.torch import JaggedTensor
@@ -76,6 +76,14 @@ class TrainResult:
     table_bytes: int = 0
 
 
+class NextItemModel(Protocol):
+    """What the objective "next_item" asks of a module."""
+
+    def next_item(self, inputs: RankerInputs) -> Tensor:
+        """(N,) losses of the items that came next."""
+        ...
+
+
 class Trainer:
     """A run: its module, table, optimizers and reader.
 
@@ -111,6 +119,10 @@ class Trainer:
         if ranks is not None and ranks.size > 1:
             self.ranks = ranks
             same_everywhere("configuration", config.to_dict(), ranks)
+            if config.objective == "next_item":
+                raise InputError(
+                    "objective='next_item' over several ranks: negatives are drawn from the batch of one; train alone"
+                )
             # What one rank sees already another may not yet: all read what the first does.
             number, snapshot = ranks.gather("place", np.array([generation.number, snapshot_id or 0]))[0].tolist()
             generation, snapshot_id = generation.at(number), snapshot or None
@@ -125,7 +137,7 @@ class Trainer:
         spec.check_label(examples)
         self.config, self.example_schema = config, examples
         self.generation = generation
-        self.module, self.embeddings = spec.build(config.seed)
+        self.module, self.embeddings = spec.build(config.seed) if config.start is None else self._started(config.start)
         self.threads = threads
         self._inputs = spec.inputs
         self._stop, self._stopping = threading.Event(), False
@@ -217,8 +229,13 @@ class Trainer:
 
     def step(self, batch: Batch) -> dict[str, Any]:
         """Score a batch, then learn from it; returns the step's record for the log."""
-        labels = JaggedTensor.of(batch.labels[self.config.ranker.label]).values.to(torch.float32)
-        here: list[float] = [len(batch), len(labels), self._stop.is_set()]
+        moved = self.embeddings.traffic.total
+        pretrain = self.config.objective == "next_item"
+        if pretrain:
+            each = cast(NextItemModel, self.module).next_item(self.inputs(batch))
+        else:
+            each = torch.stack([_labels(batch, name) for name in self.config.ranker.labels], dim=1)
+        here: list[float] = [len(batch), len(each), self._stop.is_set()]
         examples, candidates, stops = (int(n) for n in totals("step", here, self.ranks))
         record: dict[str, Any] = {
             "step": batch.t + 1, "loss": 0.0, "examples": examples, "candidates": candidates, "table_bytes": 0,
@@ -226,12 +243,8 @@ class Trainer:
         self._resumed, self._stopping = None, stops > 0
         if not candidates:
             return record
-        moved = self.embeddings.traffic.total
-        logits = self.module(self.inputs(batch))
         scored = ProgressiveNE()
-        if len(labels):
-            scored.add(logits.detach().numpy(), labels.numpy())
-        loss = loss_of(logits, labels, candidates)
+        loss = each.sum() / candidates if pretrain else self._loss(batch, each, candidates, scored)
         self.dense.zero_grad()
         self.sparse.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -249,6 +262,28 @@ class Trainer:
     def _leads(self) -> bool:
         """Whether this rank writes what is written once."""
         return self.ranks is None or self.ranks.rank == 0
+
+    def _loss(self, batch: Batch, labels: Tensor, count: int, scored: ProgressiveNE) -> Tensor:
+        """The loss of the (C, T) labels, of ``count`` candidates on all ranks; ``scored`` counts those of the first."""
+        logits = self.module(self.inputs(batch)).view(len(labels), labels.shape[1])
+        if len(labels):
+            scored.add(logits[:, 0].detach().numpy(), labels[:, 0].numpy())
+        return loss_of(logits, labels, count)
+
+    def _started(self, start: str) -> tuple[torch.nn.Module, DynamicTable]:
+        """Module and table of the checkpoint that a run begins with.
+
+        Raises:
+            CheckpointNotFound: there is none.
+            CheckpointMismatch: it is of another model, or read other features.
+        """
+        checkpoint, spec = self._load(Path(start)), self.config.ranker
+        if checkpoint.meta.get("ranker", {}).get("plan") != spec.to_dict()["plan"]:
+            raise CheckpointMismatch(
+                f"{checkpoint.path} was trained with another feature plan, so that its table has other keys; start "
+                "from one of the same plan, or leave start out"
+            )
+        return spec.restore(checkpoint.tensors)
 
     def inputs(self, batch: Batch) -> RankerInputs:
         """What the model reads of a batch."""
@@ -357,9 +392,20 @@ class Trainer:
 
 def loss_of(logits: Tensor, labels: Tensor, count: int | None = None) -> Tensor:
     """Binary cross entropy, summed over the candidates (C,) and divided by ``count``, their number on all ranks; None
-    for C."""
-    total = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
-    return total / max(len(labels) if count is None else count, 1)
+    for C.
+
+    Of several tasks, both (C, T): that of the first over all candidates, and that of the others over those that have
+    the first label. The sum is minus the log of the joint probability, ``p(click) p(conversion | click)``.
+    """
+    each = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
+    if each.dim() == 2:
+        clicked = labels[:, :1].to(each.dtype)
+        each = torch.cat([each[:, :1], each[:, 1:] * clicked], dim=1)
+    return each.sum() / max(len(labels) if count is None else count, 1)
+
+
+def _labels(batch: Batch, name: str) -> Tensor:
+    return JaggedTensor.of(batch.labels[name]).values.to(torch.float32)
 
 
 def train(

@@ -12,7 +12,7 @@ from thinrow.core.errors import InputError
 from thinrow.features import FeaturePlan, Hash, Source
 from thinrow.jagged import Column, Jagged
 from thinrow.models import InputSpec, RankerInputs, RankerSpec
-from thinrow.testing.rankers import Requests, memory_spec
+from thinrow.testing.rankers import CONFIGS, Requests, memory_spec
 
 
 def test_outputs_go_where_their_domain_says() -> None:
@@ -82,8 +82,9 @@ def test_the_fingerprint_of_a_request_changes_with_all_that_it_reads_and_with_no
     assert [x for x in range(10) if before[x] != later[x]] == [3]
 
 
-def test_chosen_candidates_are_read_as_if_they_alone_had_been_asked_for() -> None:
-    spec = memory_spec("hstu")
+@pytest.mark.parametrize("name", ["hstu", "argus"])
+def test_chosen_candidates_are_read_as_if_they_alone_had_been_asked_for(name: str) -> None:
+    spec = memory_spec(name)
     requests = Requests.random(6)
     offsets = requests.candidates["item"].offsets
     rows = np.flatnonzero(np.arange(offsets[-1]) % 3 != 1)[::-1]
@@ -98,13 +99,13 @@ def test_chosen_candidates_are_read_as_if_they_alone_had_been_asked_for() -> Non
 
 
 def test_a_specification_survives_json() -> None:
-    for name in ("hstu", "dlrm"):
+    for name in CONFIGS:
         spec = memory_spec(name)
         again = RankerSpec.from_dict(spec.to_dict())
         assert again.to_dict() == spec.to_dict()
         assert again.model == spec.model
-    with pytest.raises(InputError, match="no model 'mtgr'"):
-        RankerSpec.from_dict({**spec.to_dict(), "model": {"name": "mtgr"}})
+    with pytest.raises(InputError, match="no model 'rnn'"):
+        RankerSpec.from_dict({**spec.to_dict(), "model": {"name": "rnn"}})
     with pytest.raises(InputError, match="not a ranker's specification"):
         RankerSpec.from_dict({"model": {"name": "dlrm", "hiden": 3}})
 

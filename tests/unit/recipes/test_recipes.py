@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from thinrow.cli.size import command as size_command
 from thinrow.cli.train import command
 from thinrow.core.errors import InputError
+from thinrow.models.sizes import sizes_of
 from thinrow.recipes.override import override
 from thinrow.recipes.registry import RECIPES, find_recipe
 from thinrow.recipes.retail import dlrm_retail_small, hstu_retail_small
@@ -20,13 +24,33 @@ def test_a_recipe_is_data_that_survives_json(name: str) -> None:
     config = find_recipe(name)()
     again = TrainConfig.from_dict(json.loads(json.dumps(config.to_dict())))
     assert again == config
-    module, _ = config.ranker.build()
-    assert sum(p.numel() for p in module.parameters()) > 0
+    assert sizes_of(config.ranker).parameters > 0
 
 
 def test_the_commands_help_names_every_recipe() -> None:
     assert command.help is not None
-    assert all(name in command.help for name in RECIPES)
+    words = set(re.split(r"[\s,;.()]+", command.help))
+    for name in RECIPES:
+        # Of MODEL_retail_small and MODEL_git_small the model is named.
+        assert re.sub(r"_(retail|git)_small$", "", name) in words
+
+
+def test_a_recipe_of_a_thousand_million_weights_is_sized_and_runs_when_small() -> None:
+    config = find_recipe("argus_retail_1b")()
+    sizes = sizes_of(config.ranker)
+    assert 0.95e9 < sizes.parameters < 1.05e9
+    for name, text in (("time_pairs", "4"), ("position_pairs", "4"), ("heads", "1"), ("width", "32"), ("layers", "2")):
+        config = override(config, f"ranker.model.{name}", text)
+    small = sizes_of(config.ranker)
+    module, _ = config.ranker.build()
+    assert small.parameters == sum(p.numel() for p in module.parameters())
+    layers = sum(p.numel() for p in module.layers.parameters())
+    # Two tokens an event; each weight of a layer is multiplied and added once a token, each pair costs 4 W a layer.
+    pairs = 4 * 32 * 2 * (20 * 21 / 2 + 3 * 21)
+    assert small.forward_flops(10, 3) == 2 * layers * 23 + 2 * (small.parameters - layers) * 13 + pairs
+    result = CliRunner().invoke(size_command, ["argus_retail_1b", "--events", "8192", "--keys", "1000"])
+    assert result.exit_code == 0
+    assert f"{sizes.parameters:,} weights" in result.output
 
 
 def test_values_change_by_their_dotted_names() -> None:

@@ -22,7 +22,7 @@ from thinrow.jagged import Column
 from thinrow.schema import EventSchema
 from thinrow.serving import Ranked, Ranker, compare
 from thinrow.serving.ranker import best
-from thinrow.testing.rankers import CONFIGS, world_config
+from thinrow.testing.rankers import PAIR, world_config
 from thinrow.testing.world import World, brand_of, make_world
 from thinrow.training import train
 
@@ -34,7 +34,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("world"))
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGS))
+@pytest.fixture(scope="module", params=PAIR)
 def checkpoint(world: World, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     out = tmp_path_factory.mktemp("run")
     with world.store() as store, world.table() as table:

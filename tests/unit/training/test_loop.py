@@ -20,14 +20,14 @@ from thinrow.dpp import BatchBudget, RowFilter
 from thinrow.features import FeaturePlan, Hash, Source
 from thinrow.history.store import HistoryStore
 from thinrow.models import SavedRanker
-from thinrow.testing.rankers import CONFIGS, world_config
+from thinrow.testing.rankers import PAIR, world_config
 from thinrow.testing.world import World, make_world
 from thinrow.training import TrainConfig, Trainer, TrainResult, evaluate, score, train
 from thinrow.training.log import LOG
 from thinrow.training.loop import loss_of
 from thinrow.training.stream import StreamTrainer
 
-both = pytest.mark.parametrize("name", sorted(CONFIGS))
+both = pytest.mark.parametrize("name", PAIR)
 
 
 @pytest.fixture(scope="module")
