@@ -238,6 +238,9 @@ class _Connection:
         """What is there; the next frame where nothing waits."""
         # A peer that never stops sending gets answers, too.
         for _ in range(2 * self.limits.credits):
+            # Most clients send the next request when they have read this one's answer: there is nothing to read yet.
+            if not self.pending and not self._reader.inside:
+                self._wait()
             found = self._reader.read(self.stream)
             if found is not None:
                 self._began = None

@@ -30,6 +30,8 @@ from thinrow.core.errors import InputError
 #: Buffers that one system call takes.
 _MOST_PARTS = 64
 _BACKLOG = 512
+#: Of a socket each way; the system may grant less.
+_BUFFER_BYTES = 1 << 20
 #: Bytes that wait in a stream of memory at most.
 MEMORY_BYTES = 1 << 18
 
@@ -64,6 +66,9 @@ class SocketStream:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
+        # An answer that fits is one call on either side, not one for each piece that the other has made room for.
+        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, buffer, _BUFFER_BYTES)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
