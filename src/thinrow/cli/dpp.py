@@ -57,6 +57,8 @@ def top(url: str, every_s: float, once: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
+    from thinrow.core.errors import InputError
+
     console = Console()
     if once:
         console.print(_table(_status(url)))
@@ -64,7 +66,12 @@ def top(url: str, every_s: float, once: bool) -> None:
     with Live(_table(_status(url)), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
-            live.update(_table(_status(url)), refresh=True)
+            try:
+                shown = _table(_status(url))
+            except InputError as e:
+                # One that is begun again is there in a moment.
+                shown = str(e)
+            live.update(shown, refresh=True)
 
 
 def _status(url: str) -> dict[str, Any]:

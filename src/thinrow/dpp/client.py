@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -108,7 +109,7 @@ class Loader:
         self._makes = engine_of(self._choice.engine) if isinstance(self._choice, Shared) else self._choice
         self._count = None if self._choice.in_process else count
         self._engine: Engine[Produced] | Engine[Whole] | None = None
-        self._t = -1
+        self._t, self._given = -1, False
         policy = spec.on_poison
         self._quarantine = QuarantineFile(policy.path) if isinstance(policy, Quarantine) else None
 
@@ -116,6 +117,11 @@ class Loader:
     def engine(self) -> Engine[Produced] | Engine[Whole] | None:
         """What runs the workers; None while the loader is not iterated."""
         return self._engine
+
+    def rewind(self) -> None:
+        """Begin again: the next iteration gives the first batch. What is iterated now ends."""
+        self.close()
+        self._t, self._given = -1, False
 
     @property
     def n_batches(self) -> int | None:
@@ -131,6 +137,12 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         self.close()
         if not self._has(self._t + 1):
+            if self._given:
+                warnings.warn(
+                    f"this loader has delivered all of its {self.n_batches} batches; begin again with rewind(), or "
+                    "pass epochs=... for more",
+                    stacklevel=2,
+                )
             return
         with self._hold():
             yield from self._batches()
@@ -145,6 +157,7 @@ class Loader:
                 self.stats.batches += 1
                 self.stats.examples += len(batch)
                 self._t += 1
+                self._given = True
                 yield batch
         finally:
             batches.close()
@@ -250,7 +263,7 @@ class Loader:
         if not isinstance(t, int) or t < -1 or (self.n_batches is not None and t >= self.n_batches):
             raise InputError(f"the state has t={t!r}; this run has batches 0 to {(self.n_batches or 0) - 1}")
         self.close()
-        self._t = t
+        self._t, self._given = t, False
 
     def close(self) -> None:
         """End the workers of an iteration that was left early. Iterating again starts new ones."""

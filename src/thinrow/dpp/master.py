@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import html
 import json
+import logging
 import os
 import threading
 import time
@@ -25,6 +26,7 @@ from thinrow.core.errors import InputError
 from thinrow.dpp.shares import Wish, shares
 
 _FORMAT = 1
+_log = logging.getLogger(__name__)
 _MAX_BODY = 1 << 16
 _SAVE_S = 1.0
 #: Columns of the page and of ``thinrow dpp top``: what of a member's status, and how it is shown.
@@ -81,6 +83,10 @@ class Master:
         self._path = None if ledger is None else Path(ledger)
         self._saved = -_SAVE_S
         self._ledger = _read(self._path)
+        try:
+            self._write()
+        except OSError as e:
+            raise InputError(f"the ledger {self._path} cannot be written: {e}; name another file") from e
 
     def report(self, said: dict[str, Any]) -> int:
         """What a reader said: its share of the workers.
@@ -103,7 +109,10 @@ class Master:
             self._expire()
             held = self._members.get(name)
             if held is not None and held.id != one:
-                raise InputError(f"a reader named {name!r} runs already; give each rank a name of its own")
+                raise InputError(
+                    f"a reader named {name!r} runs already, heard of {self._clock() - held.heard:.1f} s ago; give each "
+                    f"rank a name of its own, or, where it died, begin again when {self._lease_s:g} s have passed"
+                )
             if said.get("leave"):
                 self._members.pop(name, None)
                 self._save(True)
@@ -142,9 +151,17 @@ class Master:
         if self._path is None or not (at_once or self._clock() - self._saved >= _SAVE_S):
             return
         self._saved = self._clock()
-        fresh = self._path.with_name(self._path.name + ".new")
-        fresh.write_text(json.dumps({"format": _FORMAT, "positions": self._ledger}))
-        os.replace(fresh, self._path)
+        try:
+            self._write()
+        except OSError as e:
+            # It is for people to read: readers get their shares all the same.
+            _log.warning("the ledger %s was not written: %s", self._path, e)
+
+    def _write(self) -> None:
+        if self._path is not None:
+            fresh = self._path.with_name(self._path.name + ".new")
+            fresh.write_text(json.dumps({"format": _FORMAT, "positions": self._ledger}))
+            os.replace(fresh, self._path)
 
 
 def _figures(said: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -102,20 +103,22 @@ class QuarantineFile:
     """The file of a ``Quarantine``: what it holds already is not written again, in another epoch or a resumed run."""
 
     def __init__(self, path: str | Path) -> None:
+        """Raises InputError: the file is something else, or its folder is not there."""
         self._path = Path(path)
         self._held: set[tuple[int, int]] = set()
+        if not self._path.parent.is_dir():
+            raise InputError(f"no folder {self._path.parent} for the quarantine file {self._path.name}; make it first")
         try:
             lines = self._path.read_bytes().splitlines()
         except FileNotFoundError:
             lines = []
-        for number, line in enumerate(lines):
-            try:
+        for line in lines:
+            # What a killed run or a full disk left of a line is passed over, wherever the next run went on behind it.
+            with suppress(ValueError, KeyError, TypeError):
                 held: dict[str, Any] = json.loads(line)
                 self._held.add((held["split"], held["row"]))
-            except (ValueError, KeyError, TypeError) as e:
-                # The last line of a killed run may be torn.
-                if number < len(lines) - 1:
-                    raise InputError(f"line {number + 1} of {self._path} is no quarantined example: {e!r}") from e
+        if len(lines) > 1 and not self._held:
+            raise InputError(f"no line of {self._path} is a quarantined example; name another file for them")
 
     def add(self, found: Iterable[Poisoned]) -> None:
         """Append those that are new. Raises OSError."""

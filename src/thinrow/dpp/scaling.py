@@ -87,6 +87,10 @@ def bottleneck_of(s: Sample) -> str:
     return "worker cpu" if s.cpu_s >= _CPU * s.busy_s else "storage"
 
 
+def _alike(rate: float, other: float) -> bool:
+    return abs(rate - other) <= 2 * _GAIN * other
+
+
 class Scaler:
     """Decides interval by interval, between 1 worker and ``most``."""
 
@@ -96,6 +100,9 @@ class Scaler:
         self._before: tuple[float, int] | None = None
         #: The rate at which more workers brought nothing.
         self._full: float | None = None
+        #: Workers and rate when one was given back; and when that turned out to be one too few.
+        self._less: tuple[int, float] | None = None
+        self._least: tuple[int, float] | None = None
 
     def decide(self, s: Sample) -> Decision:
         """What to do after an interval."""
@@ -109,6 +116,9 @@ class Scaler:
             needed = s.busy_s / s.seconds
             # One to spare: items differ.
             if s.workers > 1 and s.depth > 0.5 and needed < s.workers - 1.5:
+                if self._least and s.workers <= self._least[0] and _alike(rate, self._least[1]):
+                    return Decision(s.workers, what, f"{seen}: with one less the trainer waited before")
+                self._less = s.workers, rate
                 return Decision(s.workers - 1, what, f"{seen}: one less does")
             return Decision(s.workers, what, f"{seen}: more would wait for the trainer")
         if what in ("transport", "unknown"):
@@ -118,10 +128,12 @@ class Scaler:
             return Decision(
                 before[1], what, f"{seen}: {before[0]:.3g} items/s with {before[1]}, the last brought nothing"
             )
-        if self._full is not None and abs(rate - self._full) <= 2 * _GAIN * self._full:
+        if self._full is not None and _alike(rate, self._full):
             return Decision(s.workers, what, f"{seen}: one more brought nothing before, and nothing has changed")
         self._full = None
         if s.workers >= self._most:
             return Decision(s.workers, what, f"{seen}: all {self._most} that may be used are")
         self._before = rate, s.workers
+        if self._less and s.workers == self._less[0] - 1:
+            self._least = self._less
         return Decision(s.workers + 1, what, f"{seen}: one more")

@@ -65,11 +65,13 @@ class TorchLoader(IterableDataset[TorchBatch]):
     ``state_dict`` and ``load_state_dict`` are the loader's: after loading, iteration goes on with the next batch.
     """
 
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+    def __init__(self, loader: Loader, *, repeat: bool = False) -> None:
+        """``repeat``: each iteration begins with the first batch, as a loader for validation must. Otherwise it goes on
+        behind the last one, to the end of the loader's ``epochs``."""
+        self.loader, self._repeat = loader, repeat
 
     def __iter__(self) -> Iterator[TorchBatch]:
-        """Batches after the last one yielded.
+        """Batches after the last one yielded, or with ``repeat`` all of them.
 
         Raises:
             InputError: in a worker process of a DataLoader: each would read everything again.
@@ -80,6 +82,8 @@ class TorchLoader(IterableDataset[TorchBatch]):
                 f"the loader runs in a worker process (num_workers={worker.num_workers}), and it reads with threads of "
                 "its own; pass num_workers=0 to the DataLoader, and threads=... to thinrow.loader"
             )
+        if self._repeat:
+            self.loader.rewind()
         for batch in self.loader:
             yield TorchBatch(batch)
 

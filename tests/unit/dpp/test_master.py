@@ -173,6 +173,11 @@ def test_workers_come_while_they_help_and_it_holds_still_after_that() -> None:
     assert [d.workers for d in found[:4]] == [2, 3, 2, 2]
     assert {d.workers for d in found[2:]} == {2}
     assert "nothing has changed" in found[-1].why
+    # One is a little too few, and of two the second is idle most of the time: two, and no coming and going.
+    found = simulated(Scaler(4), lambda n: 0.98 if n == 1 else 8.0, 1.0)
+    assert [d.workers for d in found[:3]] == [2, 1, 2]
+    assert {d.workers for d in found[2:]} == {2}
+    assert "with one less the trainer waited before" in found[-1].why
     # All that may be used are.
     assert simulated(Scaler(2), lambda n: float(n), 9.0)[-1].why.endswith("all 2 that may be used are")
 
@@ -240,6 +245,40 @@ def test_readers_share_workers_and_every_item_comes_once_across_a_master_that_re
     assert server.master.status()["members"] == []
     assert engines[0].decisions[-1].why
     server.close()
+
+
+def test_a_wait_under_way_is_a_stall() -> None:
+    with MasterServer(Master(1)) as server:
+        engine = Shared(server.url, "slow", engine="threads", report_s=0.05).start(
+            lambda i: time.sleep(0.5), first=0, stop=3, workers=1, window=2
+        )
+        for _ in range(3):
+            engine.next()
+        assert sum(d.bottleneck == "trainer" for d in engine.decisions) <= len(engine.decisions) // 2
+        engine.close()
+
+
+def test_a_start_that_fails_gives_its_name_back(tmp_path: Path) -> None:
+    with MasterServer(Master(1)) as server:
+        shared = Shared(server.url, "one", engine="processes")
+        with pytest.raises(InputError, match="workers elsewhere cannot open"):
+            shared.start(lambda item: item, first=0, stop=1, workers=1, window=1)
+        engine = shared.start(Blocks(tmp_path), first=0, stop=1, workers=1, window=1)
+        engine.next()
+        with pytest.raises(InputError, match=r"'one' runs already, heard of .* s ago; .* when 10 s have passed"):
+            shared.start(Blocks(tmp_path), first=0, stop=1, workers=1, window=1)
+        engine.close()
+
+
+def test_a_ledger_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(InputError, match=r"the ledger .*none/ledger cannot be written"):
+        Master(1, ledger=tmp_path / "none" / "ledger")
+    (folder := tmp_path / "some").mkdir()
+    master = Master(2, ledger=folder / "ledger")
+    shutil.rmtree(folder)
+    report = {"id": "1", "name": "a", "session": "a", "weight": 1.0, "want": 2}
+    assert master.report(report) == 2
+    assert "was not written" in caplog.text
 
 
 def test_a_reader_without_a_master_goes_on_with_one_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

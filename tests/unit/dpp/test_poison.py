@@ -116,14 +116,19 @@ def test_a_quarantine_holds_each_example_once(tmp_path: Path) -> None:
     assert [json.loads(line) for line in again[:5]] == lines
     assert json.loads(again[6])["row"] == 6
     assert len(again) == 7
+    # Its torn line stays in the middle, and the next run holds what is around it.
+    list(run(Damaged({5, 6, 2_001}, lost=3), on_poison=policy))
+    assert (tmp_path / "bad.jsonl").read_text().splitlines() == again
 
 
 def test_bad_policies_and_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"on_poison='skp'; it must be 'fail', 'skip' or"):
         run(Damaged(set()), on_poison="skp")
     (tmp_path / "other.txt").write_text("a file\nof something else\n")
-    with pytest.raises(InputError, match=r"line 1 of .*other\.txt is no quarantined example"):
+    with pytest.raises(InputError, match=r"no line of .*other\.txt is a quarantined example"):
         QuarantineFile(tmp_path / "other.txt")
+    with pytest.raises(InputError, match=r"no folder .*missing for the quarantine file bad\.jsonl; make it first"):
+        run(Damaged(set()), on_poison=Quarantine(tmp_path / "missing" / "bad.jsonl"))
     QuarantineFile(tmp_path / "none").add([])
     assert not (tmp_path / "none").exists()
     file = QuarantineFile(tmp_path / "one")

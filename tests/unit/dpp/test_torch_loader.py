@@ -77,6 +77,16 @@ def test_restored_at_every_step_the_rest_is_the_same(world: World) -> None:
         assert [numbers(b) for b in again] == whole[t + 1 :]
 
 
+def test_a_loader_that_ended_says_so_and_one_for_validation_begins_again(world: World) -> None:
+    first = reader(world)
+    whole = [numbers(b) for b in first]
+    with pytest.warns(UserWarning, match=rf"delivered all of its {len(whole)} batches; begin again with rewind"):
+        assert list(first) == []
+    again = TorchLoader(reader(world).loader, repeat=True)
+    next(iter(again))
+    assert [[numbers(b) for b in again] for _ in range(2)] == [whole, whole]
+
+
 def test_a_torch_dataloader_passes_batches_through(world: World) -> None:
     data = torch.utils.data.DataLoader(reader(world), batch_size=None)
     assert [numbers(b) for b in data] == [numbers(b) for b in reader(world)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, TypeVar
@@ -36,6 +37,28 @@ class Gauges:
     cpu_s: dict[int, float]
 
 
+class Waits:
+    """A stopwatch of waits, one at a time: ``with waits: ...``. Any thread may look."""
+
+    def __init__(self) -> None:
+        self._ended = 0.0
+        self._since: float | None = None
+
+    def __enter__(self) -> None:
+        self._since = time.perf_counter()
+
+    def __exit__(self, *raised: object) -> None:
+        since, self._since = self._since, None
+        if since is not None:
+            self._ended += time.perf_counter() - since
+
+    @property
+    def seconds(self) -> float:
+        """Of all waits, the one that is under way included."""
+        since = self._since
+        return self._ended + (0.0 if since is None else time.perf_counter() - since)
+
+
 class Engine(Protocol[T_co]):
     """Delivers items ``first``, ``first + 1``, ... each once, whatever the number of workers and whichever die."""
 
@@ -67,7 +90,7 @@ class Engine(Protocol[T_co]):
 
     @property
     def waited_s(self) -> float:
-        """Seconds that ``next`` waited for items."""
+        """Seconds that ``next`` waited for items, a wait under way included."""
         ...
 
     @property

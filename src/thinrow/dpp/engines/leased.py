@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from thinrow.dpp.engines.engine import Gauges
+from thinrow.dpp.engines.engine import Gauges, Waits
 from thinrow.dpp.engines.failures import MAX_ENDED, START_S, check_settings, start_lost, worker_lost
 from thinrow.dpp.engines.leases import Leases
 
@@ -47,15 +47,15 @@ class LeasedEngine(ABC, Generic[W, D]):
         self._broken: BaseException | None = None
         self._changed = threading.Condition()
         self._closed = False
-        self._waited_s = 0.0
+        self._waits = Waits()
         self._failed_starts = 0
         self.restarts = 0
         self._thread = threading.Thread(target=self._manage, name=name, daemon=True)
 
     @property
     def waited_s(self) -> float:
-        """Seconds that ``next`` waited for items."""
-        return self._waited_s
+        """See ``Engine.waited_s``."""
+        return self._waits.seconds
 
     def resize(self, workers: int) -> None:
         """See ``Engine.resize``."""
@@ -116,12 +116,11 @@ class LeasedEngine(ABC, Generic[W, D]):
 
     def _take(self) -> D:
         """The next item in order, when it is there; ``_changed`` is held. Raises as ``Engine.next``."""
-        since = time.perf_counter()
         if self._closed or self._leases.exhausted:
             raise StopIteration
         head = self._leases.head
-        self._changed.wait_for(lambda: head in self._done or head in self._failed or self._broken or self._closed)
-        self._waited_s += time.perf_counter() - since
+        with self._waits:
+            self._changed.wait_for(lambda: head in self._done or head in self._failed or self._broken or self._closed)
         if head in self._failed:
             raise self._failed[head]
         if self._broken is not None and head not in self._done:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from thinrow.core.errors import InputError
-from thinrow.dpp.engines.engine import Gauges
+from thinrow.dpp.engines.engine import Gauges, Waits
 from thinrow.dpp.engines.failures import check_settings
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class ThreadEngine(Generic[T]):
         self._done: dict[int, T] = {}
         self._failed: dict[int, BaseException] = {}
         self._closed = False
-        self._waited_s = 0.0
+        self._waits = Waits()
         self._n_threads = self._busy = 0
         self._threads: list[threading.Thread] = []
         self.resize(threads)
@@ -95,8 +95,8 @@ class ThreadEngine(Generic[T]):
 
     @property
     def waited_s(self) -> float:
-        """Seconds that ``next`` waited for items."""
-        return self._waited_s
+        """See ``Engine.waited_s``."""
+        return self._waits.seconds
 
     def next(self) -> T:
         """The next item in order; waits for it. After a failure the engine stays at the failed item.
@@ -105,13 +105,12 @@ class ThreadEngine(Generic[T]):
             StopIteration: the last item was delivered, or the engine is closed.
             Exception: whatever its production raised.
         """
-        since = time.perf_counter()
         with self._changed:
             head = self._head
             if self._ended(head):
                 raise StopIteration
-            self._changed.wait_for(lambda: head in self._done or head in self._failed or self._closed)
-            self._waited_s += time.perf_counter() - since
+            with self._waits:
+                self._changed.wait_for(lambda: head in self._done or head in self._failed or self._closed)
             if head in self._failed:
                 raise self._failed[head]
             if self._closed:

@@ -88,9 +88,13 @@ class SharedEngine(Generic[T]):
         self._wanted, self._reached = 1, True
         self._stop, self._verified = stop, 0
         given = self._ask({"want": 1, "head": first, "workers": 0})
-        self._engine: Engine[T] = engine_of(settings.engine).start(
-            produce, first=first, stop=stop, workers=min(given or 1, workers), window=window
-        )
+        try:
+            self._engine: Engine[T] = engine_of(settings.engine).start(
+                produce, first=first, stop=stop, workers=min(given or 1, workers), window=window
+            )
+        except BaseException:
+            self._ask({"leave": True})
+            raise
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._report, name="thinrow-dpp-member", daemon=True)
         self._thread.start()
