@@ -194,6 +194,7 @@ def test_deltas_under_load_never_mix_versions(tmp_path: Path, servers: list[Proc
         load.until(lambda: load.client.read({"a.": load.keys}).versions["a."].step == last)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_server_says_how_it_is_and_drains(tmp_path: Path) -> None:
     write_exports(tmp_path / "e", DIMS, shards=2)
     one = Process(tmp_path, 0, "s", "--http", "127.0.0.1:0", "--drain-s", "60", "--table", "a.")

@@ -6,7 +6,7 @@ Worked example, two shards of which the second has two replicas::
     answer = client.read({"user.": keys, "item.": Bags(items, bounds, "mean")})
     answer["user."].vectors, answer["item."].found, answer.degraded, answer.versions["user."]
 
-Any number of threads may read; each has its own connections, and no lock is taken on the way of a request. All rows of
+Any number of threads may read; each has its own connections, and they share counters alone. All rows of
 a table, and all tables of one export, are of one version: where servers come to a new one at different times, those
 that are ahead are asked again for the older one.
 """
