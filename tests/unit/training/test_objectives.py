@@ -113,3 +113,15 @@ def test_what_cannot_be_learned_or_begun_with_is_refused(world: World, tmp_path:
     config = world_config("dlrm")
     with pytest.raises(InputError, match="label='return'"):
         run(world, dataclasses.replace(config, ranker=dataclasses.replace(config.ranker, given=("return",))))
+
+
+def test_next_items_are_learned_by_one_process_alone(world: World) -> None:
+    class Two:
+        size, rank = 2, 0
+
+        def gather(self, call: str, numbers: Any) -> list[Any]:
+            return [numbers, numbers]
+
+    config = world_config("argus", objective="next_item")
+    with world.store() as store, world.table() as table, pytest.raises(InputError, match="over several ranks"):
+        Trainer(config, store, table, ranks=Two())  # type: ignore[arg-type]
