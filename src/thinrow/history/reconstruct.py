@@ -127,7 +127,10 @@ def _reconstruct(
     else:
         oldest = np.empty(len(batch), np.int64)
         oldest.fill(_BEGINNING)
-    newest = projection.newest(oldest)
+    if projection.shortest is None:
+        newest = projection.newest(oldest)
+    else:
+        newest = projection.drawn(batch.request_ts, np.ascontiguousarray(batch.versions["checksum"]))
     bound = np.ascontiguousarray(batch.versions["snapshot_arrival"])
     window = None
     if not len(batch.hides):
@@ -173,7 +176,7 @@ def _few(
     Of those that saw recent events each must be of another user, and none of these events archived by now.
     """
     n, p, inline = len(batch), projection, len(batch.inline)
-    if p.align > 1 or p.codes or len(batch.hides) or generation.tombstone_index.files:
+    if p.align > 1 or p.codes or p.shortest is not None or len(batch.hides) or generation.tombstone_index.files:
         return None
     if inline and n > 1 and len(set(batch.users.tolist())) < n:
         return None
@@ -382,7 +385,10 @@ def _joined(
         lambda: (join(old.arrival, arrival), join(old.hidden_from, inline.hidden_from)),
         columns,
     )
-    horizon, newest = projection.horizon_ms, projection.newest(batch.request_ts)
+    horizon, newest = (
+        projection.horizon_ms,
+        projection.newest(batch.request_ts),
+    )
     oldest = np.full(n, _BEGINNING) if horizon is None else batch.request_ts - horizon
     return cut_windows(events, found.user_of, batch.request_ts, found.bound, oldest, newest, np.ones(n, np.bool_))
 

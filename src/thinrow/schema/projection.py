@@ -19,6 +19,7 @@ import numpy.typing as npt
 from thinrow.core import check
 from thinrow.core.errors import InputError, SchemaError
 from thinrow.core.units import NEVER
+from thinrow.core.wrap import mix64_words
 from thinrow.schema.event_schema import ColumnSpec, EventSchema
 
 _ONE, _NONE = check.integer(1), check.integer(0)
@@ -40,6 +41,10 @@ class Projection:
             always is: what is done for each word, such as a hash or an embedding, is then done for each entry. A word
             may have several entries, and so equal values several codes; every code is right. ``Column.decoded`` gives
             the values.
+        shortest: with ``max_len`` n, each request reads its newest m events, m drawn from ``shortest`` to n, inclusive:
+            a model learns all lengths and pays for the mean of them. The draw is a function of ``draw_seed``, the
+            request's time and its version, so that it is the same whoever reads, in whatever batch; None for always n.
+        draw_seed: another one draws other lengths.
     """
 
     columns: tuple[str, ...] | None = None
@@ -48,6 +53,8 @@ class Projection:
     horizon_ms: int | None = None
     align: int = 1
     codes: tuple[str, ...] = ()
+    shortest: int | None = None
+    draw_seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("columns", "groups", "codes"):
@@ -67,9 +74,26 @@ class Projection:
                 "drop one of the two"
             )
 
+        if self.shortest is not None:
+            _ONE(self.shortest, "shortest")
+            if self.max_len is None or self.shortest > self.max_len or self.align > 1:
+                raise InputError(
+                    f"shortest={self.shortest} with max_len={self.max_len} and align={self.align}; max_len must be "
+                    "shortest or more, and windows of drawn lengths are not aligned"
+                )
+        check.integer(-(1 << 63), (1 << 63) - 1)(self.draw_seed, "draw_seed")
+
+    def drawn(self, request_ts: npt.NDArray[np.int64], checksum: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """(X,) how many of their newest events requests with these times and version checksums read: ``shortest``."""
+        assert self.shortest is not None
+        assert self.max_len is not None
+        words = mix64_words(checksum ^ mix64_words(request_ts.view(np.uint64) ^ np.uint64(self.draw_seed % 2**64)))
+        return np.asarray((words % np.uint64(self.max_len - self.shortest + 1)).view(np.int64) + self.shortest)
+
     def newest(self, visible: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """(X,) how many of the newest visible events requests read that see ``visible`` (X,) events; at least 1, and
-        ``NEVER`` or more than there are for all. Only where ``align`` is more than 1 does ``visible`` matter."""
+        ``NEVER`` or more than there are for all. Only where ``align`` is more than 1 does ``visible`` matter. With
+        ``shortest`` see ``drawn``."""
         if self.max_len is None or self.align == 1:
             newest = np.empty(len(visible), np.int64)
             newest.fill(NEVER if self.max_len is None else self.max_len)

@@ -41,6 +41,9 @@ def test_columns_in_schema_order(asked: dict[str, Any], names: list[str]) -> Non
         ({"align": 0}, "align=0; it must be 1 or more"),
         ({"align": 2}, "align=2 with max_len=None; max_len must be align or more"),
         ({"align": 5, "max_len": 4}, "align=5 with max_len=4; max_len must be align or more"),
+        ({"shortest": 5, "max_len": 4}, "shortest=5 with max_len=4 and align=1; max_len must be shortest or more"),
+        ({"shortest": 2}, "shortest=2 with max_len=None"),
+        ({"shortest": 2, "max_len": 8, "align": 2}, "windows of drawn lengths are not aligned"),
         ({"align": 2, "max_len": 4, "horizon_ms": 9}, "align=2 with horizon_ms=9; .* drop one of the two"),
     ],
 )
