@@ -49,8 +49,8 @@ def read_live(
         Erased: the generation was revoked meanwhile.
         SchemaError: the projection does not fit the schema.
     """
-    n, max_len = len(users), projection.max_len
-    if projection.align > 1 or projection.codes or (n > 1 and len(set(users.tolist())) < n):
+    n, max_len, p = len(users), projection.max_len, projection
+    if p.align > 1 or p.codes or p.shortest is not None or (n > 1 and len(set(users.tolist())) < n):
         return None
     for _ in range(_TRIES):
         generation, stats, since = pin(), ReadStats(), time.perf_counter()

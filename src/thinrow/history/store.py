@@ -530,8 +530,7 @@ class HistoryStore:
     def read(self, users: object, request_ts: npt.ArrayLike, projection: Projection | None = None) -> Reconstruction:
         """Snapshot and rebuild at once: the histories as a model served now would see them. Changes nothing."""
         # Whatever is no projection goes the long way, which names it.
-        short = isinstance(projection, Projection) and projection.max_len is not None and projection.shortest is None
-        if isinstance(self.recent, BlockTier) and short:
+        if isinstance(self.recent, BlockTier) and isinstance(projection, Projection) and projection.max_len is not None:
             ids = as_users(users, self.recent.schema.user_kind)
             found = read_live(self.pin, self.recent, ids.copy(), request_times(request_ts, len(ids)), projection)
             if found is not None:
