@@ -167,9 +167,10 @@ def test_without_torch_the_data_half_works_and_the_rest_names_the_extra(world: W
         "from thinrow.core.errors import MissingExtraError\n"
         "store, table = thinrow.open_store(sys.argv[1]), thinrow.ExampleTable.open(sys.argv[2])\n"
         "print(sum(len(b) for b in thinrow.loader(store, table)))\n"
+        "import thinrow.serving\n"
         "for name in ('models', 'training', 'serving', 'recipes.registry', 'dpp.torch', 'jagged.torch'):\n"
         "    try:\n"
-        "        __import__(f'thinrow.{name}')\n"
+        "        exec(f'from thinrow.{name} import *')\n"
         "    except MissingExtraError as e:\n"
         "        print(e)\n"
     )

@@ -20,7 +20,7 @@ def test_a_kernel_knows_the_files_whose_code_it_holds() -> None:
 
 def test_an_edit_of_a_helper_is_another_stamp() -> None:
     """Kernels of two modules with different helpers are kept under different stamps, those of one under the same."""
-    stamps = [f._cache._impl.locator.get_source_stamp() for f in (blocks._decode_runs, blocks._raw, table._home)]
+    stamps = [f._cache._impl.locator.get_source_stamp() for f in (blocks._decode_runs, blocks._raw, table._address)]
     assert stamps[0] == stamps[1] != stamps[2]
 
 
