@@ -71,7 +71,8 @@ def command(
     Built in, for the data of thinrow demo, are MODEL_retail_small and MODEL_git_small with MODEL one of hstu,
     hstu_plain (without cross features), mtgr, argus, hstu_retrieval, dlrm, moe, multi_embedding, wukong, sim;
     argus_retail_pretrain and argus_git_pretrain; and argus_retail_1b, a plan of a thousand million weights.
-    Checkpoints and a log of steps (log.jsonl) go to --out. --follow ends when the log is sealed, or on SIGTERM.
+    Checkpoints and a log of steps (log.jsonl) go to --out. A run ends with a checkpoint
+    on SIGTERM or Ctrl-C, with --follow also when the log is sealed.
     Under torchrun all processes train one model, each on its part of every batch, with the losses of one process.
 
     \b
@@ -121,7 +122,10 @@ def _report(config: TrainConfig, result: TrainResult, out: Path, store_path: Pat
     from thinrow.embeddings import stream_bandwidth
 
     labels = config.objective == "rank"
-    quality = f"progressive NE {result.ne:.4f}" if labels else f"next-item loss {result.losses[-1]:.4f}"
+    if labels:
+        quality = f"progressive NE {result.ne:.4f}"
+    else:
+        quality = f"next-item loss {result.losses[-1]:.4f}" if result.losses else "nothing was left to learn"
     what = "candidates" if labels else "next items"
     speed = result.candidates / max(result.seconds, 1e-9)
     click.echo(
@@ -140,14 +144,15 @@ def _report(config: TrainConfig, result: TrainResult, out: Path, store_path: Pat
 
 
 def _train(config: TrainConfig, store: HistoryStore, table_path: Path | None, options: dict[str, Any]) -> TrainResult:
+    from thinrow.cli.stream import stopped
     from thinrow.core.errors import InputError
     from thinrow.examples.table import ExampleTable
     from thinrow.training import train
 
     if table_path is None:
         raise InputError("no examples are named; add --table T, or --follow SPLITS")
-    with ExampleTable.open(table_path) as table:
-        return train(config, store, table, **options)[1]
+    with ExampleTable.open(table_path) as table, stopped() as stop:
+        return train(config, store, table, stop=stop, **options)[1]
 
 
 def _train_stream(

@@ -214,7 +214,7 @@ class RankLost(ThinrowError):
     """A process of a run over several ranks ended, or did not answer in time; the step was not finished on any rank.
 
     Attributes:
-        rank: which.
+        rank: which; -1 where that cannot be told, since not all of them came to the start.
     """
 
     def __init__(self, message: str, *, rank: int) -> None:

@@ -166,7 +166,7 @@ class _Roles:
         self.domain: tuple[int | None, int | None] = (None, None)
         if config.domain is not None:
             event, candidate = config.domain
-            self.domain = places(spec, "history", [event])[0], places(spec, "cand", [candidate])[0]
+            self.domain = key_place(spec, event), key_place(spec, candidate, "cand")
         beside: dict[Domain, set[int | None]] = {
             "history": {*self.items, *self.contexts, self.domain[0]},
             "cand": {*self.shown, self.domain[1]},

@@ -88,7 +88,8 @@ class Targets:
 
 
 def targets_of(passes: Passes) -> Targets:
-    """Every event that has one before it, once for each different past; in an order that hangs on the pasts alone."""
+    """Every event that has one before it, once for each different past; in an order that hangs on the pasts alone. A
+    user who has two copies in a batch (of several base batches, ``block`` above 1) has two pasts."""
     lengths = np.diff(passes.offsets)
     # Events of a pass are in order, so a past is told by the set of its events: by a sum of their hashes.
     total = np.cumsum(kernel("mix64")(passes.index.astype(np.uint64) + np.uint64(1)), dtype=np.uint64)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from thinrow.core.errors import InputError
 from thinrow.embeddings import DynamicTable
+from thinrow.features.node import Domain
 from thinrow.jagged.torch import tensor
 from thinrow.models.embed import InputEmbedding, flat
 from thinrow.models.inputs import InputSpec, RankerInputs
@@ -101,11 +102,10 @@ class HSTURetrieval(SequenceStack):
         return self.run(self.event_token(events)[layout.event_index], layout, events=True)
 
 
-def key_place(spec: InputSpec, name: str) -> int:
-    """The column of ``event_keys`` with an output. Raises InputError where that is no single key."""
-    (place,) = places(spec, "history", [name])
-    if place >= len(spec.keys["history"]):
-        raise InputError(
-            f"{name!r} holds several keys, and cannot say which item an event is of; put a single one first"
-        )
+def key_place(spec: InputSpec, name: str, domain: Domain = "history") -> int:
+    """The column of ``event_keys`` (``candidate_keys`` for "cand") with an output. Raises InputError where that is no
+    single key."""
+    (place,) = places(spec, domain, [name])
+    if place >= len(spec.keys[domain]):
+        raise InputError(f"{name!r} holds several keys, and cannot say which item it is or of what kind; name another")
     return place

@@ -203,7 +203,9 @@ class RankerSpec:
                 dim=data["dim"],
                 given=tuple(data.get("given", ())),
             )
-        except (KeyError, TypeError, AttributeError) as e:
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise InputError(f"not a ranker's specification: {e!r}; write it with RankerSpec.to_dict") from e
 
 

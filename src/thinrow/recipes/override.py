@@ -49,8 +49,7 @@ def _parse(kind: Any, name: str, text: str) -> Any:
         parsed = json.loads(text)
     except json.JSONDecodeError:
         parsed = text
-    if isinstance(parsed, list):
-        parsed = tuple(parsed)
+    parsed = _tuples(parsed)
     if type(parsed) is int and not _fits(parsed, kind):
         parsed = float(parsed)
     if not _fits(parsed, kind):
@@ -59,11 +58,17 @@ def _parse(kind: Any, name: str, text: str) -> Any:
     return parsed
 
 
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a parsed value is of an annotated type: plain types, unions, and tuples of one type."""
+    """Whether a parsed value is of an annotated type: plain types, unions, and tuples."""
     arguments = get_args(kind)
     if get_origin(kind) in (Union, UnionType):
         return any(_fits(value, k) for k in arguments)
     if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_fits(v, arguments[0]) for v in value)
+        if arguments[-1] is Ellipsis:
+            return isinstance(value, tuple) and all(_fits(v, arguments[0]) for v in value)
+        return isinstance(value, tuple) and len(value) == len(arguments) and all(map(_fits, value, arguments))
     return type(value) is kind

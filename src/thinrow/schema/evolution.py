@@ -204,7 +204,7 @@ def fitting(schema: EventSchema, log: Sequence[SchemaChange], names: Collection[
             return found if all(here.get(name) == id_ for name, id_ in later if name in names) else schema
         if change is not None:
             later |= here.items()
-            found = schema_at(found, log, change.schema_id - 1)
+            found = schema_at(found, [change], change.schema_id - 1)
     return schema
 
 

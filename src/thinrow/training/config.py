@@ -109,5 +109,7 @@ class TrainConfig:
             if "budget" in data:
                 plain["budget"] = BatchBudget(**data["budget"])
             return cls(**plain)
-        except (KeyError, TypeError) as e:
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError) as e:
             raise InputError(f"not a training configuration: {e!r}; write it with TrainConfig.to_dict") from e

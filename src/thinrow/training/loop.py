@@ -419,23 +419,27 @@ def train(
     engine: EngineName | EngineChoice = "threads",
     on_step: OnStep | None = None,
     ranks: Ranks | None = None,
+    stop: threading.Event | None = None,
 ) -> tuple[Trainer, TrainResult]:
     """Train a ranker; with ``out``, leave checkpoints and a log of steps there.
 
     Args:
         resume: go on from the newest checkpoint in ``out``.
         ranks: as for ``Trainer``.
+        stop: ends the run at the next step where it is set, of several ranks on any.
 
     Raises:
         InputError: ``out`` holds checkpoints and ``resume`` is not set; further as ``Trainer``.
         CheckpointMismatch: as ``Trainer.resume``.
     """
     trainer = Trainer(config, store, table, threads=threads, engine=engine, ranks=ranks)
-    return trainer, trainer.run(begin(trainer, out, resume), on_step=on_step)
+    return trainer, trainer.run(begin(trainer, out, resume), on_step=on_step, stop=stop)
 
 
 def begin(trainer: Trainer, out: str | os.PathLike[str] | None, resume: bool) -> Path | None:
     """Make ready for a run into ``out``, new or resumed; returns its path. Raises as ``train``."""
+    if "://" in os.fspath(out or ""):
+        raise InputError(f"out={os.fspath(out or '')!r} is a URL; checkpoints are written to a folder of a file system")
     folder = None if out is None else Path(out)
     if folder is not None and resume:
         trainer.resume(folder)

@@ -16,6 +16,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from itertools import groupby
 from typing import Any
 
@@ -25,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from thinrow.core.errors import InputError
+from thinrow.core.errors import InputError, RankLost
 from thinrow.embeddings import (
     DynamicTable,
     Embedding,
@@ -49,7 +50,10 @@ def launched(timeout_s: float = 300.0) -> Iterator[Ranks | None]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield None
         return
-    dist.init_process_group("gloo")
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    except dist.DistError as e:
+        raise RankLost(f"not all of {os.environ['WORLD_SIZE']} ranks came within {timeout_s:g} s: {e}", rank=-1) from e
     try:
         ranks = GlooRanks(timeout_s=timeout_s)
         yield ranks

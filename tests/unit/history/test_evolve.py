@@ -115,6 +115,15 @@ def test_a_table_that_lacks_a_column_is_no_old_one_where_a_name_was_given_again(
     assert store.read([0], 1_000).histories.events.event_ts.tolist() == [0]
 
 
+def test_an_old_table_fits_though_names_went_from_column_to_column_since(store: HistoryStore) -> None:
+    store.evolve(add=CITY)
+    store.evolve(rename={"city": "town"})
+    store.evolve(drop=["town"], rename={"few": "city"})
+    store.evolve(add={"late": CITY["city"]}, rename={"city": "few"})
+    store.append(rows_of(0, 3))
+    assert seen(store.read([0], 1_000), "count", "few", "late") == [[[-125]], [[0.0]], [[None]]]
+
+
 def test_who_does_not_know_the_new_columns_may_go_on_appending(store: HistoryStore) -> None:
     store.evolve(rename={"price": "cost"}, add=CITY)
     store.append(rows_of(0, 3))

@@ -15,7 +15,7 @@ from thinrow.core.errors import InputError
 from thinrow.models.sizes import sizes_of
 from thinrow.recipes.override import override
 from thinrow.recipes.registry import RECIPES, find_recipe
-from thinrow.recipes.retail import dlrm_retail_small, hstu_retail_small
+from thinrow.recipes.retail import argus_retail_small, dlrm_retail_small, hstu_retail_small
 from thinrow.training import TrainConfig
 
 
@@ -62,6 +62,8 @@ def test_values_change_by_their_dotted_names() -> None:
     assert override(config, "sparse_optimizer", "adam").sparse_optimizer == "adam"
     assert override(dlrm_retail_small(), "ranker.model.hidden", "[8, 4]").ranker.model.hidden == (8, 4)  # type: ignore[union-attr]
     assert override(config, "rows.until_ms", "null") == config
+    argus = override(argus_retail_small(), "ranker.model.items", '[["e_item", "c_item"]]')
+    assert argus.ranker.model.items == (("e_item", "c_item"),)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,19 @@ def test_nothing_to_resume_and_nothing_to_train_on(world: World, tmp_path: Path)
     other = dataclasses.replace(config, ranker=dataclasses.replace(config.ranker, label="click"))
     with pytest.raises(InputError, match="label='click'; the table has the outcomes buy"):
         run(world, other)
+
+
+def test_a_run_that_is_asked_to_stop_ends_with_a_checkpoint_and_none_goes_to_a_url(
+    world: World, tmp_path: Path
+) -> None:
+    stop = threading.Event()
+    stop.set()
+    with world.store() as store, world.table() as table:
+        result = train(world_config("dlrm"), store, table, out=tmp_path / "run", stop=stop)[1]
+        assert result.steps == 1
+        assert load(tmp_path / "run").step == 1
+        with pytest.raises(InputError, match=r"out='s3://bucket/run' is a URL"):
+            train(world_config("dlrm"), store, table, out="s3://bucket/run")
 
 
 def test_an_empty_evaluation_set_is_named(world: World) -> None:

@@ -77,7 +77,8 @@ def _kinds(bounds: Sequence[int]) -> Tensor:
 def _bits(token: npt.NDArray[np.int64], width: int, seed: int) -> npt.NDArray[np.int32]:
     """(T, W) 32 bits of each element: those of the token's mix and of the feature's, mixed once more."""
     with np.errstate(over="ignore"):
-        start = _mix(token.view(np.uint64) ^ np.uint64(seed % 2**64))
+        # Both are small and consecutive: what is not mixed before would give one layer another one's masks.
+        start = _mix(token.view(np.uint64) ^ _mix(np.array([seed % 2**64], np.uint64)))
         feature = _mix(np.arange(1, width + 1, dtype=np.uint64) * np.uint64(FEATURE))
         x = start.astype(np.uint32)[:, None] ^ feature.astype(np.uint32)
         x *= np.uint32(NARROW[0])

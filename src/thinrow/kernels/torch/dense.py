@@ -103,7 +103,7 @@ def _keep(drop: tuple[Tensor, int, int, float], like: Tensor) -> Callable[[slice
     token, seed, limit, rate = drop
     if rate == 0:
         return None
-    start = _mix(token ^ _signed(seed, 64)).to(torch.int32)[:, None]
+    start = _mix(token ^ _mix(torch.tensor([_signed(seed, 64)], device=token.device))).to(torch.int32)[:, None]
     spread = torch.arange(1, like.shape[1] + 1, device=like.device) * _signed(FEATURE, 64)
     feature = _mix(spread).to(torch.int32)
     first, second = (_signed(factor, 32) for factor in NARROW)
