@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
 import threading
 import time
@@ -18,9 +19,9 @@ from thinrow.core.errors import InputError, ProtocolError, Unavailable
 from thinrow.core.routing import Routing
 from thinrow.serving.lookups import Bags, EmbeddingClient, EmbeddingServer, ServedTables, ServerLimits
 from thinrow.serving.lookups.frames import Frame, FrameReader, Kind, Status, frame
-from thinrow.serving.lookups.messages import Ask, Request, encode_request, parse_reply
+from thinrow.serving.lookups.messages import Ask, Request, encode_request, encoded, parse_reply
 from thinrow.serving.lookups.server import rest
-from thinrow.serving.lookups.streams import Stream, connect, wait
+from thinrow.serving.lookups.streams import MemoryStream, Stream, connect, listen, wait
 from thinrow.testing.lookups import servers, vectors_of, write_exports
 
 _LONG_S = 60.0
@@ -288,6 +289,7 @@ def test_bad_input_is_named(start: Any) -> None:
             ({"a.": Bags(two, np.array([0, 2]), "sum", np.ones(3, np.float32))}, r"must be \(2,\) float32"),
             ({"a.": Bags(two, np.array([0, 2]), "sum", np.array([1, np.nan], np.float32))}, "nan is not"),
             ({"a.": Bags(two, np.array([0, 2]), "sum", np.full(2, 1e6, np.float32))}, "ask for float32"),
+            ({"a.": Bags(two, np.array([0, 2]), "sum", np.full(2, 3e38, np.float32))}, "not finite"),
         ):
             with pytest.raises(InputError, match=message):
                 client.read(wanted)
@@ -300,3 +302,113 @@ def test_bad_input_is_named(start: Any) -> None:
     ):
         with pytest.raises(InputError, match=message):
             EmbeddingClient(**bad)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_a_sum_that_is_not_finite_is_refused(dtype: str) -> None:
+    for value in (np.inf, np.nan):
+        with pytest.raises(InputError, match="not finite"):
+            encoded(np.array([[1, value]], np.float32), dtype)
+
+
+class _Gone(MemoryStream):
+    def send(self, parts: Any) -> int:
+        raise BrokenPipeError
+
+
+def test_a_refusal_that_cannot_be_sent_and_a_thread_that_does_not_start_leave_nothing(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, address = start(ServerLimits(connections=1))
+    peer = Peer(address)
+    server.serve(_Gone.pair()[0])
+    assert server.stats.total("refused_connections") == 1
+    peer.stream.close()
+    eventually(lambda: server.stats.total("ended_connections") == 1 and not server._connections)
+    with monkeypatch.context() as patch:
+
+        def none(thread: Any) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", none)
+        refused = connect(address)
+        assert wait([refused], [], _LONG_S)[0]
+    with pytest.raises((OSError, EOFError)):
+        FrameReader(100).read(refused)
+    assert server.accepting
+    assert Peer(address).hello["tables"]
+
+
+@pytest.mark.parametrize("says", ["full", "nonsense"])
+def test_a_server_that_refuses_or_answers_nonsense_is_left_and_its_replica_asked(start: Any, says: str) -> None:
+    _, good = start()
+    _, bad = start(ServerLimits(connections=1))
+    kept: Any = None
+    if says == "full":
+        kept = Peer(bad)
+    else:
+        hello = Peer(good).hello
+        kept = nonsense = listen("tcp:127.0.0.1:0")
+        bad = nonsense.address
+
+        def answer() -> None:
+            while True:
+                try:
+                    stream = nonsense.accept()
+                except OSError:
+                    return
+                reader, found = FrameReader(1 << 24), None
+                while found is None:
+                    wait([stream], [], _LONG_S)
+                    found = reader.read(stream)
+                stream.send(
+                    frame(Kind.HELLO, 0, [json.dumps(hello).encode()]) + frame(Kind.REPLY, found.header.id, [b"x"])
+                )
+
+        threading.Thread(target=answer, daemon=True).start()
+    with EmbeddingClient([[bad, good]], deadline_s=_LONG_S) as client:
+        for _ in range(4):
+            assert not client.read({"a.": KEYS}).degraded
+        assert 1 <= client.stats.total("lost") <= 4
+    (kept.stream if says == "full" else kept).close()
+
+
+def test_a_child_process_has_connections_of_its_own(start: Any) -> None:
+    _, address = start()
+    with EmbeddingClient([[address]], deadline_s=_LONG_S) as client:
+
+        def reads(keys: Any) -> bool:
+            return all(
+                np.array_equal(client.read({"a.": keys})["a."].vectors, vectors_of(keys, 1, 0, 4)) for _ in range(50)
+            )
+
+        assert reads(KEYS)
+        child = os.fork()
+        if not child:
+            try:
+                sound = reads(KEYS[::2]) and client.stats.total("lost") == 0
+                client.close()
+            except BaseException:
+                sound = False
+            os._exit(0 if sound else 1)
+        assert reads(KEYS[1::2])
+        assert os.waitpid(child, 0)[1] == 0
+        assert reads(KEYS)
+        assert client.stats.total("lost") == 0
+
+
+def test_a_server_that_ends_leaves_the_socket_file_of_the_next(start: Any, tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 's'}"
+    first, _ = start(address=address)
+    first.drain()
+    start(address=address)
+    first.close()
+    assert Peer(address).hello["tables"]
+    # Nor does one whose file was replaced while it listened.
+    os.unlink(tmp_path / "s")
+    last, _ = start(address=address)
+    first, second = last._listeners[0], listen(f"unix:{tmp_path / 't'}")
+    os.rename(tmp_path / "t", tmp_path / "s")
+    first.close()
+    assert (tmp_path / "s").exists()
+    second.close()

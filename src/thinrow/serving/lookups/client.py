@@ -14,7 +14,10 @@ that are ahead are asked again for the older one.
 from __future__ import annotations
 
 import itertools
+import os
+import secrets
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +26,7 @@ from thinrow.checkpoints import Version
 from thinrow.core.errors import InputError, ProtocolError, ThinrowError, Unavailable
 from thinrow.core.routing import Routing
 from thinrow.serving.lookups.frames import Frame, Status
-from thinrow.serving.lookups.links import Known, Link, Links, Server
+from thinrow.serving.lookups.links import Known, Link, Links, Server, said
 from thinrow.serving.lookups.messages import DTYPES, Ask, Ints, Request, Rows, encode_request, parse_reply
 from thinrow.serving.lookups.routed import Bags, Vectors, Wanted, cut, joined
 from thinrow.serving.lookups.stats import Stats
@@ -68,12 +71,14 @@ class _Call:
     Attributes:
         flight: links that have the request, and its id there.
         left: replicas that have not been asked.
+        retried: those that were asked once more, on a new connection.
         rows: the answer, once it is there; its arrays lie in ``body``.
     """
 
     def __init__(self, shard: int, asks: list[Ask], replicas: list[Server]) -> None:
         self.shard, self.asks, self.left = shard, asks, replicas
         self.flight: dict[Link, int] = {}
+        self.retried: set[Server] = set()
         self.rows: list[Rows] | None = None
         self.body: tuple[Link, Any] | None = None
         self.why, self.other_version = "no server is usable", False
@@ -131,7 +136,8 @@ class EmbeddingClient:
         self._known = Known()
         self.stats = Stats()
         self._links = Links(self._known, self.stats)
-        self._numbers, self._turn = itertools.count(1), itertools.count()
+        self._numbers, self._turn = _ids(), itertools.count()
+        _clients.add(self)
 
     def __enter__(self) -> EmbeddingClient:
         return self
@@ -142,6 +148,13 @@ class EmbeddingClient:
     def close(self) -> None:
         """Close the connections of all threads; a read that is under way in another fails."""
         self._links.close()
+
+    def after_fork(self) -> None:
+        """In a child process, by itself: connections of its own, for the parent reads from those that there were."""
+        self.stats.after_fork()
+        inherited, self._links = self._links, Links(self._known, self.stats)
+        inherited.after_fork()
+        self._numbers = _ids()
 
     def read(self, wanted: Mapping[str, Ints | Bags], *, deadline_s: float | None = None) -> Answer:
         """Look up keys (n,) int64, or bags of them, in some tables.
@@ -317,25 +330,28 @@ class EmbeddingClient:
                     if reply.header.id == call.flight.get(link):
                         del call.flight[link]
                         self._take(reply, link, call, until)
+                        link.has_answered = True
                     if call.body is None or call.body[1] is not reply.body:
                         link.give_back(reply.body)
         except (OSError, EOFError, ProtocolError) as error:
             call.why = f"{link.server.address}: {error or 'the connection ended'}"
-            self._lost(link, call)
+            # What sends no frames of ours will not do so on a new connection.
+            self._lost(link, call, again=not isinstance(error, ProtocolError))
             if call.rows is None and not call.flight:
                 self._launch(call, until)
 
     def _take(self, reply: Frame, link: Link, call: _Call, until: float) -> None:
         assert reply.body is not None
-        link.server.answered()
         status = reply.header.status
         if status == Status.OK:
             rows = parse_reply(reply.body)
             if len(rows) != len(call.asks):
                 raise ProtocolError(f"{len(rows)} tables in an answer to {len(call.asks)}")
+            link.server.answered()
             call.rows, call.body = rows, (link, reply.body)
             return
-        text = reply.body.tobytes().decode(errors="replace")
+        link.server.answered()
+        text = said(reply.body)
         name = Status(status).name if status in Status._value2member_map_ else str(status)
         self.stats.add("statuses", name)
         call.why = f"{link.server.address} {name.lower()}: {text}"
@@ -346,12 +362,13 @@ class EmbeddingClient:
         elif not call.flight:
             self._launch(call, until)
 
-    def _lost(self, link: Link, call: _Call) -> None:
+    def _lost(self, link: Link, call: _Call, again: bool = True) -> None:
         link.close()
         self.stats.add("lost", link.server.address)
         call.flight.pop(link, None)
-        if link.has_answered:
-            # It may have ended long ago, and its server been started again: a new one is tried first.
+        if again and link.has_answered and link.server not in call.retried:
+            # It may have ended long ago, and its server been started again: a new one is tried first, once.
+            call.retried.add(link.server)
             call.left.insert(0, link.server)
         else:
             link.server.failed()
@@ -370,6 +387,23 @@ class EmbeddingClient:
             if stuck or link.unsent:
                 link.close()
         call.flight.clear()
+
+
+def _ids() -> itertools.count[int]:
+    """Of requests: others in each process, and never 0."""
+    return itertools.count(1 + secrets.randbits(62))
+
+
+_clients = weakref.WeakSet[EmbeddingClient]()
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _check_seconds(name: str, seconds: float) -> None:

@@ -98,7 +98,9 @@ class Link:
         #: Ids of requests whose answers have not come, wanted or not.
         self.under_way: set[int] = set()
         self.unsent: list[memoryview] = []
-        self.closed = self.has_answered = False
+        #: It has answered a request of ours, with what could be read.
+        self.has_answered = False
+        self.closed = False
 
     @property
     def full(self) -> bool:
@@ -138,8 +140,9 @@ class Link:
                 self._hello(found)
                 self.give_back(found.body)
             elif kind == Kind.REPLY:
+                if found.header.id == 0:
+                    raise ConnectionRefusedError(said(found.body))
                 self.under_way.discard(found.header.id)
-                self.has_answered = True
                 yield found
             elif kind != Kind.PONG:
                 raise ProtocolError(f"a frame of kind {kind.name}, which servers do not send")
@@ -151,15 +154,20 @@ class Link:
     def _hello(self, found: Frame) -> None:
         assert found.body is not None
         try:
-            said = json.loads(found.body.tobytes())
-            self._credits = max(1, int(said["credits"]))
+            hello = json.loads(found.body.tobytes())
+            self._credits = max(1, int(hello["credits"]))
         except (ValueError, KeyError, TypeError) as error:
             raise ProtocolError(f"a server whose first frame is no description: {error}") from None
-        self._known.learn(said)
+        self._known.learn(hello)
 
     def close(self) -> None:
         self.closed = True
         self.stream.close()
+
+
+def said(body: Any) -> str:
+    """What a server says of a refusal."""
+    return str(body.tobytes().decode(errors="replace"))
 
 
 class _Mine(dict[Server, Link]):
@@ -200,6 +208,13 @@ class Links:
             with self._lock:
                 self._all.add(links)
         return links
+
+    def after_fork(self) -> None:
+        """In a child process, to which these are of no use: its parent reads from the same connections. No lock is
+        taken, since whichever thread held it is not here to let it go."""
+        for links in list(self._all):
+            for link in links.values():
+                link.close()
 
     def close(self) -> None:
         """Of all threads."""

@@ -190,8 +190,12 @@ def encoded(values: Floats, dtype: str) -> tuple[npt.NDArray[Any], Floats | None
     """``values`` (r, dim) as ``dtype``, and the scales (r,) of int8, as exports have them.
 
     Raises:
-        InputError: a value is beyond float16.
+        InputError: a value is beyond float16, or a sum was beyond float32.
     """
+    if not np.isfinite(values).all():
+        raise InputError(
+            "a value is not finite: a sum beyond float32, which ends at 3.4e38; ask for smaller bags or weights"
+        )
     if dtype == "float32":
         return values, None
     if dtype == "float16":

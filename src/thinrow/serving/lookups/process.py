@@ -123,7 +123,7 @@ def _http(address: str, server: EmbeddingServer, leaving: threading.Event) -> Th
             if self.path == "/healthz":
                 self._answer(200, {"status": "ok"})
             elif self.path == "/readyz":
-                gone = leaving.is_set() or server.draining
+                gone = leaving.is_set() or server.draining or not server.accepting
                 versions = {name: version.step for name, version in server.tables.versions().items()}
                 self._answer(503 if gone else 200, {"status": "draining" if gone else "ready", "steps": versions})
             elif self.path == "/metrics":

@@ -214,7 +214,9 @@ def pooled(vectors: Floats, found: npt.NDArray[np.bool_], ask: Ask) -> tuple[Flo
     assert ask.lengths is not None
     if ask.pooling == Pooling.WEIGHTED:
         assert ask.weights is not None
-        np.multiply(vectors, ask.weights[:, None], out=vectors)
+        # What overflows is refused with the sums.
+        with np.errstate(over="ignore"):
+            np.multiply(vectors, ask.weights[:, None], out=vectors)
     bounds = np.concatenate([[0], np.cumsum(ask.lengths, dtype=np.int64)])
     sums = np.zeros((len(ask.lengths), vectors.shape[1]), np.float32)
     n = len(vectors)

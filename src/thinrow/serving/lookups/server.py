@@ -15,6 +15,7 @@ loses its connection, nobody else theirs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -105,6 +106,7 @@ class EmbeddingServer:
         self.inside = _Amount(lookups + self.limits.waiting)
         self.draining = self.closed = False
         self._listeners: list[Listener] = []
+        self._accepting: list[threading.Thread] = []
         self._connections: set[_Connection] = set()
         self._lock, self._ended = threading.Lock(), threading.Event()
         self.stats.gauges |= {
@@ -119,8 +121,15 @@ class EmbeddingServer:
         """Take connections at ``address`` on a thread of their own. Raises as ``streams.listen``."""
         listener = listen(address)
         self._listeners.append(listener)
-        threading.Thread(target=self._accept, args=(listener,), name="thinrow-accept", daemon=True).start()
+        thread = threading.Thread(target=self._accept, args=(listener,), name="thinrow-accept", daemon=True)
+        self._accepting.append(thread)
+        thread.start()
         return listener
+
+    @property
+    def accepting(self) -> bool:
+        """Connections are taken at all addresses."""
+        return all(thread.is_alive() for thread in self._accepting)
 
     def _accept(self, listener: Listener) -> None:
         while True:
@@ -133,7 +142,11 @@ class EmbeddingServer:
                 log.warning("a connection was not taken: %s", error)
                 time.sleep(0.05)
                 continue
-            self.serve(stream)
+            try:
+                self.serve(stream)
+            except Exception:
+                # Whatever becomes of one connection, the next is taken.
+                log.exception("a connection was not served")
 
     def serve(self, stream: Stream) -> None:
         """Serve one connection on a thread of its own."""
@@ -144,10 +157,19 @@ class EmbeddingServer:
                 self._connections.add(connection)
         if full:
             self.stats.add("refused_connections")
-            stream.send(frame(Kind.REPLY, 0, [b"no more connections"], Status.OVERLOADED))
+            # The peer may be gone already.
+            with contextlib.suppress(OSError):
+                stream.send(frame(Kind.REPLY, 0, [b"no more connections"], Status.OVERLOADED))
             stream.close()
             return
-        threading.Thread(target=self._run, args=(connection,), name="thinrow-lookups", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(connection,), name="thinrow-lookups", daemon=True).start()
+        except RuntimeError:
+            # The system gives no more threads.
+            with self._lock:
+                self._connections.discard(connection)
+            stream.close()
+            raise
 
     def _run(self, connection: _Connection) -> None:
         try:

@@ -28,6 +28,10 @@ class Stats:
         self._times, self._seconds = [0] * (len(BUCKETS) + 1), 0.0
         self.gauges: dict[str, Callable[[], float]] = {}
 
+    def after_fork(self) -> None:
+        """In a child process: whichever thread held the lock is not here to let it go."""
+        self._lock = threading.Lock()
+
     def add(self, name: str, label: str = "", n: int = 1) -> None:
         """Count ``n`` more."""
         with self._lock:

@@ -71,7 +71,7 @@ class SocketStream:
             sock.setsockopt(socket.SOL_SOCKET, buffer, _BUFFER_BYTES)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock = sock
+        self.sock, self._process = sock, os.getpid()
 
     def recv_into(self, room: memoryview) -> int | None:
         try:
@@ -86,26 +86,40 @@ class SocketStream:
             return 0
 
     def close(self) -> None:
-        # Another thread may be in ``wait``: only a shutdown wakes it.
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
+        # Another thread may be in ``wait``: only a shutdown wakes it. A child lets its own descriptor go alone.
+        if os.getpid() == self._process:
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
 
 class _SocketListener:
     def __init__(self, sock: socket.socket, address: str) -> None:
-        self._sock, self.address = sock, address
+        self._sock, self.address, self._process = sock, address, os.getpid()
+        self._file = _identity(address.removeprefix("unix:")) if address.startswith("unix:") else None
+        self._closed = False
 
     def accept(self) -> Stream:
         return SocketStream(self._sock.accept()[0])
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
-        if self.address.startswith("unix:"):
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() == self._process:
+            # Another server may listen at this path by now: its file stays. Ours goes before anybody is refused at it.
+            path = self.address.removeprefix("unix:")
             with contextlib.suppress(OSError):
-                os.unlink(self.address.removeprefix("unix:"))
+                if self._file is not None and _identity(path) == self._file:
+                    os.unlink(path)
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
 
 
 #: Of all streams in memory: something happened to one.
