@@ -120,7 +120,6 @@ def test_frames_by_hand_and_statuses(start: Any, folder: Path) -> None:
         b"".join(frame(Kind.REPLY, 1)),
         b"".join(frame(Kind.CANCEL, 1, [b"body"])),
         b"".join(frame(Kind.REQUEST, 1, [b"no request at all"])),
-        b"".join(frame(Kind.REQUEST, 1, [bytes(1 << 17)])),
         b"".join(request(1))[:-1] + b"\xff",
     ],
 )
@@ -276,6 +275,27 @@ def test_servers_that_come_to_a_version_at_other_times_answer_from_one(tmp_path:
         assert not np.array_equal(after["a."].vectors, before["a."].vectors)
 
 
+@pytest.mark.parametrize(("shards", "ahead", "missing", "step"), [(2, 0, (1,), 2), (3, 1, (1,), 1)])
+def test_servers_without_a_common_version_settle_on_what_most_have(
+    tmp_path: Path, shards: int, ahead: int, missing: tuple[int, ...], step: int
+) -> None:
+    write_exports(tmp_path, {"a.": 3})
+    addresses = [f"memory:versions-{next(_names)}" for _ in range(shards)]
+    routing = Routing.even(shards)
+    with servers([tmp_path], addresses, routing) as started:
+        write_exports(tmp_path, {"a.": 3}, since=2, deltas=1)
+        # Started after the step, so that it has no other.
+        started[ahead][0].tables = ServedTables.open([tmp_path], shard=ahead, routing=routing)
+        with EmbeddingClient([[a] for a in addresses], deadline_s=_LONG_S) as client:
+            for _ in range(3):
+                since = time.monotonic()
+                answer = client.read({"a.": KEYS})
+                assert time.monotonic() - since < _LONG_S / 2
+                assert answer.missing == missing
+                assert answer.versions["a."] is not None
+                assert answer.versions["a."].step == step
+
+
 def test_bad_input_is_named(start: Any) -> None:
     _, address = start()
     with EmbeddingClient([[address]], deadline_s=_LONG_S, dtype="float16") as client:
@@ -412,3 +432,40 @@ def test_a_server_that_ends_leaves_the_socket_file_of_the_next(start: Any, tmp_p
     first.close()
     assert (tmp_path / "s").exists()
     second.close()
+
+
+def test_a_request_that_is_too_long_is_refused_and_the_connection_goes_on(start: Any) -> None:
+    server, address = start(ServerLimits(request_bytes=1 << 12))
+    peer = Peer(address)
+    peer.send(request(1, np.arange(100_000)), request(2))
+    assert [peer.next().header.status for _ in range(2)] == [Status.INVALID, Status.OK]
+    with EmbeddingClient([[address]], deadline_s=_LONG_S) as client:
+        # The first is sent before the server has said what it takes.
+        for _ in range(3):
+            with pytest.raises(InputError, match=r"a request of \d+ bytes.*at most 4096"):
+                client.read({"a.": np.arange(1_000)})
+        assert server.stats.read()["requests"]["INVALID"] == 2
+        assert not client.read({"a.": KEYS}).degraded
+        assert client.stats.total("lost") == 0
+        for tables, message in ({"a" * 513: KEYS}, "513 bytes"), ({str(i): KEYS for i in range(1025)}, "1025 tables"):
+            with pytest.raises(InputError, match=message):
+                client.read(tables)
+    eventually(lambda: server.memory.taken == 0)
+
+
+def test_a_server_is_not_blamed_for_the_caller(start: Any) -> None:
+    (stuck, first), (_, second) = start(ServerLimits(lookups=1)), start()
+    bags = Bags(KEYS, np.arange(0, 301, 150), "sum", np.where(Routing.even(2).shards(KEYS), 3e38, 1).astype(np.float32))
+    with EmbeddingClient([[first], [second]], deadline_s=_LONG_S) as client:
+        assert not client.read({"a.": KEYS}).degraded
+        stuck.turns.acquire()
+        for _ in range(4):
+            with pytest.raises(InputError, match="not finite"):
+                client.read({"a.": bags})
+        stuck.turns.release()
+        assert client._servers[0][0].usable()
+        for _ in range(10):
+            client.read({"a.": KEYS}, deadline_s=1e-6)
+        # Even where all seem to be gone, one is asked.
+        client._servers[0][0].again_at = time.monotonic() + _LONG_S
+        assert not client.read({"a.": KEYS}).degraded

@@ -18,6 +18,7 @@ import os
 import secrets
 import time
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +28,7 @@ from thinrow.core.errors import InputError, ProtocolError, ThinrowError, Unavail
 from thinrow.core.routing import Routing
 from thinrow.serving.lookups.frames import Frame, Status
 from thinrow.serving.lookups.links import Known, Link, Links, Server, said
-from thinrow.serving.lookups.messages import DTYPES, Ask, Ints, Request, Rows, encode_request, parse_reply
+from thinrow.serving.lookups.messages import DTYPES, MOST_TABLES, Ask, Ints, Request, Rows, encode_request, parse_reply
 from thinrow.serving.lookups.routed import Bags, Vectors, Wanted, cut, joined
 from thinrow.serving.lookups.stats import Stats
 from thinrow.serving.lookups.streams import wait
@@ -73,6 +74,7 @@ class _Call:
         left: replicas that have not been asked.
         retried: those that were asked once more, on a new connection.
         rows: the answer, once it is there; its arrays lie in ``body``.
+        before: this call's answer of another version, which stands where it has none.
     """
 
     def __init__(self, shard: int, asks: list[Ask], replicas: list[Server]) -> None:
@@ -81,6 +83,7 @@ class _Call:
         self.retried: set[Server] = set()
         self.rows: list[Rows] | None = None
         self.body: tuple[Link, Any] | None = None
+        self.before: _Call | None = None
         self.why, self.other_version = "no server is usable", False
         self.hedge_at: float | None = None
 
@@ -167,6 +170,8 @@ class EmbeddingClient:
         """
         if not wanted:
             raise InputError("no table; name at least one")
+        if len(wanted) > MOST_TABLES:
+            raise InputError(f"{len(wanted)} tables; a read has at most {MOST_TABLES}")
         seconds = self._deadline_s if deadline_s is None else deadline_s
         _check_seconds("deadline_s", seconds)
         since = time.monotonic()
@@ -182,11 +187,18 @@ class EmbeddingClient:
     def _read(self, parts: list[Wanted], until: float) -> Answer:
         shards = sorted({shard for part in parts for shard in part.asks})
         calls = {shard: self._call(shard, [p.asks[shard] for p in parts if shard in p.asks]) for shard in shards}
-        todo = list(calls.values())
-        # Each turn ends with an answer, a failure or the deadline; versions are few, so turns are, too.
-        while todo:
-            self._ask(todo, until)
-            todo = self._again(calls) if time.monotonic() < until else self._mixed(calls)
+        self._ask(list(calls.values()), until)
+        # Once for the oldest version that was seen; where a server no longer has that, for the newest of all; and, as
+        # they may have come to it at different times again, for the oldest of these. Then what agrees counts.
+        for pinned in (True, False, True):
+            again = self._again(calls, pinned) if time.monotonic() < until else []
+            if not again:
+                break
+            self._ask(again, until)
+            for shard, call in calls.items():
+                if call.rows is None and call.before is not None:
+                    calls[shard] = call.before
+        self._settle(calls)
         missing = tuple(shard for shard, call in calls.items() if call.rows is None)
         if missing and self._policy == "fail":
             why = "; ".join(f"shard {shard}: {calls[shard].why}" for shard in missing)
@@ -201,25 +213,28 @@ class EmbeddingClient:
         replicas = self._servers[shard]
         first = next(self._turn) % len(replicas)
         order = replicas[first:] + replicas[:first]
-        # One that seems to be gone is asked after those that do not, and only when its pause is over.
-        return _Call(shard, asks, [server for server in order if server.usable()])
+        # One that seems to be gone is asked when its pause is over; where all do, the one whose pause ends first.
+        usable = [server for server in order if server.usable()]
+        return _Call(shard, asks, usable or [min(order, key=lambda server: server.again_at)])
 
-    def _again(self, calls: dict[int, _Call]) -> list[_Call]:
-        """Calls to be made once more, so that all tables of an export are of one version."""
-        if any(call.other_version for call in calls.values()):
-            # A server does not have the older version any longer: the others are asked for their newest.
-            there = [shard for shard, call in calls.items() if call.rows is not None or call.other_version]
-            return [self._renew(calls, shard, {}) for shard in there]
+    def _again(self, calls: dict[int, _Call], pinned: bool) -> list[_Call]:
+        """Calls to be made once more, where tables of an export are of several versions: of shards that are ahead of
+        the oldest, for that; or, without ``pinned``, of all, for their newest."""
         pins: dict[str, Version] = {}
-        for export, version in (pair for call in calls.values() for pair in self._versions(call)):
-            pins[export] = min(pins.get(export, version), version, key=lambda v: (v.step, v.crc32c))
-        ahead = [s for s, call in calls.items() if any(pins[export] != v for export, v in self._versions(call))]
+        found = [(shard, pair) for shard, call in calls.items() for pair in self._versions(call)]
+        for _, (export, version) in found:
+            pins[export] = min(pins.get(export, version), version, key=_order)
+        ahead = sorted({shard for shard, (export, version) in found if pins[export] != version})
+        if ahead and not pinned:
+            return [self._renew(calls, shard, {}) for shard in sorted({shard for shard, _ in found})]
         return [self._renew(calls, shard, pins) for shard in ahead]
 
     def _renew(self, calls: dict[int, _Call], shard: int, pins: dict[str, Version]) -> _Call:
         self.stats.add("again")
-        asks = [replace(ask, pin=pins.get(self._known.export_of(ask.table))) for ask in calls[shard].asks]
+        before = calls[shard]
+        asks = [replace(ask, pin=pins.get(self._known.export_of(ask.table))) for ask in before.asks]
         calls[shard] = self._call(shard, asks)
+        calls[shard].before = before
         return calls[shard]
 
     def _versions(self, call: _Call) -> list[tuple[str, Version]]:
@@ -227,16 +242,16 @@ class EmbeddingClient:
         pairs = zip(call.asks, call.rows or (), strict=call.rows is not None)
         return [(self._known.export_of(ask.table), rows.version) for ask, rows in pairs]
 
-    def _mixed(self, calls: dict[int, _Call]) -> list[_Call]:
-        """At the deadline: an answer of another version than that of the shards before it is as if there were none."""
+    def _settle(self, calls: dict[int, _Call]) -> None:
+        """Of each export the version that most shards answered from counts, the newer of two; an answer of another is
+        as if there were none."""
+        votes = Counter(pair for call in calls.values() for pair in self._versions(call))
         agreed: dict[str, Version] = {}
+        for (export, version), _ in sorted(votes.items(), key=lambda vote: (vote[1], _order(vote[0][1]))):
+            agreed[export] = version
         for call in calls.values():
-            found = self._versions(call)
-            if any(agreed.get(export, version) != version for export, version in found):
+            if any(agreed[export] != version for export, version in self._versions(call)):
                 call.rows, call.why = None, "it answered from another version"
-            else:
-                agreed |= found
-        return []
 
     def _joined(self, parts: list[Wanted], calls: dict[int, _Call], missing: tuple[int, ...]) -> Answer:
         tables: dict[str, Vectors] = {}
@@ -272,7 +287,7 @@ class EmbeddingClient:
                 self._go_on(waiting, until)
         finally:
             for call in calls:
-                self._end(call)
+                self._end(call, time.monotonic() >= until)
 
     def _hedge(self, waiting: list[_Call], now: float, until: float) -> None:
         """Ask a replica, too, where it is time."""
@@ -307,13 +322,19 @@ class EmbeddingClient:
                 link.close()
                 continue
             left_us = max(1, int((until - time.monotonic()) * 1e6))
+            body = encode_request(Request(call.asks, self._dtype, left_us))
+            size = sum(memoryview(part).nbytes for part in body)
+            if size > server.request_bytes:
+                raise InputError(
+                    f"a request of {size} bytes; {server.address} takes at most {server.request_bytes}: ask for less"
+                )
             number = next(self._numbers)
             call.flight[link] = number
             call.why = f"{server.address} did not answer in time"
             if self._hedge_s is not None and call.left:
                 call.hedge_at = time.monotonic() + self._hedge_s
             try:
-                link.ask(number, encode_request(Request(call.asks, self._dtype, left_us)))
+                link.ask(number, body)
             except OSError as error:
                 call.why = f"{server.address} cannot be reached: {error}"
                 self._lost(link, call)
@@ -373,12 +394,14 @@ class EmbeddingClient:
         else:
             link.server.failed()
 
-    def _end(self, call: _Call) -> None:
-        """Nobody waits any longer for what is still under way."""
+    def _end(self, call: _Call, passed: bool) -> None:
+        """Nobody waits any longer for what is still under way: the deadline has passed, a replica has answered, or the
+        read has failed."""
         for link, number in call.flight.items():
             # Half a request cannot be taken back, and its arrays are the caller's.
             stuck = bool(link.unsent)
-            stuck |= link.server.late()
+            if passed or call.rows is not None:
+                stuck |= link.server.late()
             try:
                 if not stuck:
                     link.cancel(number)
@@ -387,6 +410,10 @@ class EmbeddingClient:
             if stuck or link.unsent:
                 link.close()
         call.flight.clear()
+
+
+def _order(version: Version) -> tuple[int, int]:
+    return version.step, version.crc32c
 
 
 def _ids() -> itertools.count[int]:

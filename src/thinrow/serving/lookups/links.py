@@ -61,22 +61,25 @@ class Server:
     def __init__(self, address: str) -> None:
         self.address = check_address(address)
         self._failures = self._late = 0
-        self._again_at = 0.0
+        #: When its pause ends.
+        self.again_at = 0.0
+        #: Of a request at most, as it said.
+        self.request_bytes = (1 << 32) - 1
 
     def usable(self) -> bool:
         """Whether to ask it now."""
-        return time.monotonic() >= self._again_at
+        return time.monotonic() >= self.again_at
 
     def answered(self) -> None:
         """It lives."""
         self._failures = self._late = 0
-        self._again_at = 0.0
+        self.again_at = 0.0
 
     def failed(self) -> None:
         """Its connection could not be made, or broke."""
         self._failures += 1
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10))
-        self._again_at = time.monotonic() + pause
+        self.again_at = time.monotonic() + pause
 
     def late(self) -> bool:
         """It let a deadline pass, or another answered first. Returns whether it is to be left alone for now."""
@@ -156,6 +159,7 @@ class Link:
         try:
             hello = json.loads(found.body.tobytes())
             self._credits = max(1, int(hello["credits"]))
+            self.server.request_bytes = int(hello["request_bytes"])
         except (ValueError, KeyError, TypeError) as error:
             raise ProtocolError(f"a server whose first frame is no description: {error}") from None
         self._known.learn(hello)

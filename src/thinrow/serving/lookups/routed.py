@@ -17,7 +17,7 @@ from thinrow.core.errors import InputError, ProtocolError
 from thinrow.core.half import widen
 from thinrow.core.pool import empty
 from thinrow.core.routing import Routing
-from thinrow.serving.lookups.messages import Ask, Floats, Ints, Pooling, Rows
+from thinrow.serving.lookups.messages import MOST_NAME_BYTES, Ask, Floats, Ints, Pooling, Rows
 
 POOLINGS = ("sum", "mean")
 
@@ -76,6 +76,8 @@ def cut(table: str, what: Ints | Bags, routing: Routing) -> Wanted:
     Raises:
         InputError: keys, bounds or weights are not what ``Bags`` says.
     """
+    if len(table.encode()) > MOST_NAME_BYTES:
+        raise InputError(f"a table's name of {len(table.encode())} bytes; it has at most {MOST_NAME_BYTES}")
     bags = what if isinstance(what, Bags) else None
     keys = _checked(table, bags.keys if bags is not None else what)
     bag_of = None

@@ -34,6 +34,8 @@ from thinrow.serving.lookups.streams import Listener, Stream, listen, wait
 
 log = logging.getLogger(__name__)
 
+#: Of a request that is read over: all that a header can say.
+_MOST_BYTES = (1 << 32) - 1
 #: Status of an error; the first that fits.
 _STATUS = (
     (UnknownTable, Status.UNKNOWN_TABLE),
@@ -235,7 +237,7 @@ class _Connection:
         self.server, self.stream, self.limits = server, stream, server.limits
         self.pending: deque[tuple[Header, Any, float]] = deque()
         self.busy = False
-        self._reader = FrameReader(self.limits.request_bytes, self._admit)
+        self._reader = FrameReader(_MOST_BYTES, self._admit)
         self._began: float | None = None
         self._held = 0
 
@@ -290,6 +292,8 @@ class _Connection:
             if header.length:
                 raise ProtocolError(f"a {header.kind.name} frame with a body of {header.length} bytes")
             return None
+        if header.length > self.limits.request_bytes:
+            return Status.INVALID
         if self.server.draining:
             return Status.DRAINING
         return None if len(self.pending) < self.limits.credits and self._hold(header.length) else Status.OVERLOADED
@@ -297,8 +301,7 @@ class _Connection:
     def _take(self, found: Frame) -> None:
         header = found.header
         if found.refused is not None:
-            why = "draining; ask another" if found.refused == Status.DRAINING else "more waits than may wait here"
-            self._refuse(header, found.refused, why)
+            self._refuse(header, found.refused, self._why(header, found.refused))
         elif header.kind == Kind.REQUEST:
             self.server.stats.add("bytes_in", n=HEADER_BYTES + header.length)
             self.pending.append((header, found.body, time.monotonic()))
@@ -312,6 +315,11 @@ class _Connection:
                     continue
                 self._give_back(*entry[:2])
                 self.server.stats.add("requests", "CANCELLED")
+
+    def _why(self, header: Header, refused: Status) -> str:
+        if refused == Status.INVALID:
+            return f"a request of {header.length} bytes; at most {self.limits.request_bytes}: ask for less"
+        return "draining; ask another" if refused == Status.DRAINING else "more waits than may wait here"
 
     def _answer(self, header: Header, body: Any, since: float) -> None:
         request = parse_request(body)
