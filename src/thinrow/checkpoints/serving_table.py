@@ -173,8 +173,16 @@ class ServingTable:
         Raises:
             As ``open``.
         """
+        return self.at(self.path.parent)
+
+    def at(self, path: Path) -> ServingTable:
+        """This table of another export, or of the newest in a folder, or this one; what both rest on is not read again.
+
+        Raises:
+            As ``open``.
+        """
         known = {layer.version: layer for layer in self._layers}
-        found = self._open(self.path.parent, self._prefix, self._serve, self._check, known)
+        found = self._open(path, self._prefix, self._serve, self._check, known)
         return self if found.version == self.version else found
 
     def __len__(self) -> int:

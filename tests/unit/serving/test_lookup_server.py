@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -15,12 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thinrow.core.errors import InputError, ProtocolError, Unavailable
+from thinrow.core.errors import InputError, ProtocolError, StoreError, Unavailable
 from thinrow.core.routing import Routing
 from thinrow.serving.lookups import Bags, EmbeddingClient, EmbeddingServer, ServedTables, ServerLimits
 from thinrow.serving.lookups.frames import Frame, FrameReader, Kind, Status, frame
 from thinrow.serving.lookups.messages import Ask, Request, encode_request, encoded, parse_reply
+from thinrow.serving.lookups.process import EmbeddingsOptions, _http, serve
 from thinrow.serving.lookups.server import rest
+from thinrow.serving.lookups.stats import prometheus_text
 from thinrow.serving.lookups.streams import MemoryStream, Stream, connect, listen, wait
 from thinrow.testing.lookups import servers, vectors_of, write_exports
 
@@ -273,6 +276,55 @@ def test_servers_that_come_to_a_version_at_other_times_answer_from_one(tmp_path:
         assert after.versions["a."] is not None
         assert after.versions["a."].step == 2
         assert not np.array_equal(after["a."].vectors, before["a."].vectors)
+
+
+def test_an_export_that_is_damaged_in_one_table_is_left_for_the_one_before(tmp_path: Path) -> None:
+    tables = {"a.": 3, "b.": 3}
+    write_exports(tmp_path, tables)
+    served = ServedTables.open([tmp_path], check=False)
+    write_exports(tmp_path, tables, since=2, deltas=1)
+    alone = ServedTables.open([tmp_path / "step-00000001"])
+    assert not alone.refresh()
+    assert {version.step for version in alone.versions().values()} == {1}
+    for file in (tmp_path / "step-00000002").glob("*.safetensors"):
+        raw = bytearray(file.read_bytes())
+        n = int.from_bytes(raw[:8], "little")
+        entry = json.loads(raw[8 : 8 + n]).get("a.index")
+        if entry is not None:
+            raw[8 + n + entry["data_offsets"][0]] ^= 1
+            file.write_bytes(raw)
+    with pytest.warns(RuntimeWarning, match="in place of a newer one"):
+        assert not served.refresh()
+    with pytest.warns(RuntimeWarning, match="in place of a newer one"):
+        opened = ServedTables.open([tmp_path], check=False)
+    for one in (served, opened):
+        assert {version.step for version in one.versions().values()} == {1}
+        np.testing.assert_array_equal(one.answer(Request([Ask("b.", KEYS)]))[0].values, vectors_of(KEYS, 1, 1, 3))
+    with pytest.raises(InputError, match=r"no table \['zz'\] .*there are \['a\.', 'b\.'\]"):
+        ServedTables.open([tmp_path], tables=["zz"], check=False)
+
+
+def test_a_signal_ends_a_process_that_still_opens_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def opens(*_: Any, **more: Any) -> Any:
+        raise StoreError("asked" if signal.getsignal(signal.SIGTERM) == before else "kept waiting")
+
+    monkeypatch.setattr(ServedTables, "open", opens)
+    with pytest.raises(StoreError, match="asked"):
+        serve(EmbeddingsOptions((Path("none"),)))
+
+
+def test_large_steps_are_whole_in_metrics_and_an_http_port_is_checked(start: Any) -> None:
+    server, address = start()
+    server.stats.gauges["step"] = lambda: 1_234_567_890
+    assert "x_step 1234567890\n" in prometheus_text(server.stats, "x")
+    with pytest.raises(InputError, match="below 65,536"):
+        _http("127.0.0.1:70000", server, threading.Event())
+    peer = Peer(address)
+    accepted = next(iter(server._connections)).stream
+    assert accepted.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)  # type: ignore[attr-defined]
+    peer.stream.close()
 
 
 @pytest.mark.parametrize(("shards", "ahead", "missing", "step"), [(2, 0, (1,), 2), (3, 1, (1,), 1)])

@@ -60,21 +60,7 @@ def serve(options: EmbeddingsOptions) -> None:
     Raises:
         As ``ServedTables.open``; StoreError: an address is taken.
     """
-    # A list, since a handler that takes a lock may wait for the very code that it interrupts.
-    asked: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: asked.append(number))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        _serve(options, asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _serve(options: EmbeddingsOptions, asked: list[int]) -> None:
-    """Until ``asked`` to end once; a second time, at once."""
+    # Before the handlers, which a signal would otherwise wait in until every byte was read: it ends the opening.
     tables = ServedTables.open(
         options.exports,
         shard=options.shard,
@@ -82,6 +68,21 @@ def _serve(options: EmbeddingsOptions, asked: list[int]) -> None:
         tables=options.tables,
         check=options.check,
     )
+    # A list, since a handler that takes a lock may wait for the very code that it interrupts.
+    asked: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: asked.append(number))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        _serve(options, tables, asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _serve(options: EmbeddingsOptions, tables: ServedTables, asked: list[int]) -> None:
+    """Until ``asked`` to end once; a second time, at once."""
     server = EmbeddingServer(tables, options.limits)
     leaving = threading.Event()
     http = None if options.http is None else _http(options.http, server, leaving)
@@ -113,8 +114,8 @@ def _serve(options: EmbeddingsOptions, asked: list[int]) -> None:
 
 def _http(address: str, server: EmbeddingServer, leaving: threading.Event) -> ThreadingHTTPServer:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise InputError(f"http address {address!r}; it must be HOST:PORT")
+    if not host or not port.isdecimal() or int(port) >= 1 << 16:
+        raise InputError(f"http address {address!r}; it must be HOST:PORT, with a port below 65,536")
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 5

@@ -25,7 +25,7 @@ from thinrow.checkpoints import ServingTable, Version, tensorfile
 from thinrow.checkpoints.checkpoint import newest_of
 from thinrow.checkpoints.manifest import Manifest
 from thinrow.checkpoints.shardfile import file_of
-from thinrow.core.errors import InputError
+from thinrow.core.errors import InputError, StoreError
 from thinrow.core.routing import Routing
 from thinrow.core.wrap import mix64_words
 from thinrow.kernels import kernel
@@ -50,23 +50,38 @@ class OtherVersion(InputError):
 
 @dataclass(frozen=True, slots=True)
 class _Set:
-    """All tables of one version of one export."""
+    """All tables of one version of one export.
+
+    Attributes:
+        fixed: no newer one is looked for.
+    """
 
     version: Version
     tables: Mapping[str, ServingTable]
+    fixed: bool
 
     @classmethod
-    def of(cls, tables: Mapping[str, ServingTable]) -> _Set:
-        """The newest version that all of ``tables`` have."""
-        # A version may come between one table and the next.
-        while True:
-            newer = {name: table.newest() for name, table in tables.items()}
-            versions = {table.version for table in newer.values()}
-            if len(versions) == 1:
-                return cls(versions.pop(), newer)
+    def of(cls, tables: Mapping[str, ServingTable], fixed: bool = False) -> _Set:
+        """The newest version that all of ``tables`` have, or with ``fixed`` theirs.
+
+        Raises:
+            As ``ServingTable.open``. StoreError: it was written anew meanwhile.
+        """
+        found = dict(tables) if fixed else {name: table.newest() for name, table in tables.items()}
+        if len({table.version for table in found.values()}) > 1:
+            # It came between one table and the next, or is damaged in one: all take the oldest.
+            path = min(found.values(), key=lambda table: table.version.step).path
+            found = {name: table.at(path) for name, table in found.items()}
+        versions = {table.version for table in found.values()}
+        if len(versions) > 1:
+            paths = sorted({str(table.path) for table in found.values()})
+            raise StoreError(f"{', '.join(paths)}: written anew while its tables were opened; open them again")
+        return cls(versions.pop(), found, fixed)
 
     def newest(self) -> _Set:
         """The newest version, or this one."""
+        if self.fixed:
+            return self
         found = _Set.of(self.tables)
         return self if found.version == self.version else found
 
@@ -98,7 +113,7 @@ class ServedTables:
         """Map the newest version of each of ``exports``.
 
         Args:
-            exports: folders of exports.
+            exports: folders of exports, or single exports, of which no newer version is taken up.
             shard, routing: the range that is answered for.
             tables: prefixes of those that are served; None for all.
             check: as ``ServingTable.open``.
@@ -111,18 +126,20 @@ class ServedTables:
             raise InputError("no export; name at least one folder")
         if not 0 <= shard < len(routing):
             raise InputError(f"shard {shard} of {len(routing)}; it must be 0 to {len(routing) - 1}")
-        sets, seen = [], dict[str, Path]()
+        sets, seen, there = [], dict[str, Path](), list[str]()
         for path in map(Path, exports):
-            names = [name for name in _tables_in(path) if tables is None or name in tables]
+            held = _tables_in(path)
+            there += held
+            names = [name for name in held if tables is None or name in tables]
             for name in names:
                 if name in seen:
                     raise InputError(f"table {name!r} is in {seen[name]} and in {path}; serve one of them")
                 seen[name] = path
             found = {n: ServingTable.open(path, n, shard=shard, routing=routing, check=check) for n in names}
-            sets += [_Set.of(found)] if found else []
+            sets += [_Set.of(found, fixed=path == next(iter(found.values())).path)] if found else []
         missing = [name for name in tables or () if name not in seen]
         if missing or not sets:
-            raise InputError(f"no table {missing} in {', '.join(map(str, exports))}; there are {sorted(seen)}")
+            raise InputError(f"no table {missing} in {', '.join(map(str, exports))}; there are {sorted(there)}")
         return cls(sets, *routing.bounds(shard))
 
     def refresh(self) -> bool:

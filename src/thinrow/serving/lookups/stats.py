@@ -69,7 +69,7 @@ def prometheus_text(stats: Stats, prefix: str) -> str:
         for label, n in sorted(labels.items()):
             lines.append(f"{prefix}_{name}_total" + (f'{{kind="{label}"}} {n}' if label else f" {n}"))
     for name, read in sorted(stats.gauges.items()):
-        lines += [f"# TYPE {prefix}_{name} gauge", f"{prefix}_{name} {read():g}"]
+        lines += [f"# TYPE {prefix}_{name} gauge", f"{prefix}_{name} {read():.15g}"]
     times, seconds = stats.times()
     name, below = f"{prefix}_request_seconds", 0
     lines.append(f"# TYPE {name} histogram")

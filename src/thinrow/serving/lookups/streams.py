@@ -32,6 +32,8 @@ _MOST_PARTS = 64
 _BACKLOG = 512
 #: Of a socket each way; the system may grant less.
 _BUFFER_BYTES = 1 << 20
+#: Seconds without a byte before a peer is asked whether it lives, and between such questions; how many it may miss.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 #: Bytes that wait in a stream of memory at most.
 MEMORY_BYTES = 1 << 18
 
@@ -100,7 +102,13 @@ class _SocketListener:
         self._closed = False
 
     def accept(self) -> Stream:
-        return SocketStream(self._sock.accept()[0])
+        sock = self._sock.accept()[0]
+        if sock.family != socket.AF_UNIX:
+            # A peer whose machine is gone does not hold its connection for ever.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE.items():
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        return SocketStream(sock)
 
     def close(self) -> None:
         if self._closed:
