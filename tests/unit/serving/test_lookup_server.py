@@ -521,3 +521,25 @@ def test_a_server_is_not_blamed_for_the_caller(start: Any) -> None:
         # Even where all seem to be gone, one is asked.
         client._servers[0][0].again_at = time.monotonic() + _LONG_S
         assert not client.read({"a.": KEYS}).degraded
+
+
+def test_a_newer_export_of_another_width_is_read(start: Any, tmp_path: Path) -> None:
+    server, address = start()
+    with EmbeddingClient([[address]], deadline_s=_LONG_S) as client:
+        assert client.read({"a.": KEYS})["a."].vectors.shape == (300, 4)
+        write_exports(tmp_path, {"a.": 6})
+        server.tables = ServedTables.open([tmp_path])
+        answer = client.read({"a.": KEYS})
+        assert not answer.degraded
+        np.testing.assert_array_equal(answer["a."].vectors, vectors_of(KEYS, 1, 0, 6))
+
+
+def test_draining_waits_for_a_request_that_is_half_read(start: Any) -> None:
+    server, address = start()
+    peer, raw = Peer(address), b"".join(request(1))
+    peer.send([raw[:100]])
+    eventually(lambda: server.memory.taken > 0)
+    assert not server.drain(0.02)
+    peer.send([raw[100:]])
+    assert peer.next().header.status == Status.OK
+    assert server.drain(_LONG_S)

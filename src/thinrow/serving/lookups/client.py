@@ -368,6 +368,11 @@ class EmbeddingClient:
             rows = parse_reply(reply.body)
             if len(rows) != len(call.asks):
                 raise ProtocolError(f"{len(rows)} tables in an answer to {len(call.asks)}")
+            for ask, one in zip(call.asks, rows, strict=True):
+                default = self._known.defaults.get(ask.table)
+                if default is not None and one.values.shape[1] != len(default):
+                    # Of a newer export; the first frame of a new connection has its default.
+                    raise ConnectionResetError(f"table {ask.table!r} has another width than the server said")
             link.server.answered()
             call.rows, call.body = rows, (link, reply.body)
             return

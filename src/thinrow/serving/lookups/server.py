@@ -213,7 +213,7 @@ class EmbeddingServer:
             listener.close()
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
-            if not any(connection.pending or connection.busy for connection in list(self._connections)):
+            if not any(connection.inside for connection in list(self._connections)):
                 return True
             time.sleep(0.005)
         return False
@@ -240,6 +240,11 @@ class _Connection:
         self._reader = FrameReader(_MOST_BYTES, self._admit)
         self._began: float | None = None
         self._held = 0
+
+    @property
+    def inside(self) -> bool:
+        """A request was taken and is not answered; of one that is still read, memory is held."""
+        return bool(self.pending) or self.busy or self._held > 0
 
     def run(self) -> None:
         hello = self.server.tables.describe() | {
