@@ -116,7 +116,7 @@ def _zeromq(look: Look) -> None:
 def _ask_zeromq(port: int) -> Callable[[Any], Any]:
     import zmq
 
-    sock = zmq.Context.instance().socket(zmq.REQ)
+    sock: Any = zmq.Context.instance().socket(zmq.REQ)
     sock.connect(f"tcp://127.0.0.1:{port}")
 
     def send(keys: Any) -> Any:
