@@ -438,8 +438,8 @@ def train(
 
 def begin(trainer: Trainer, out: str | os.PathLike[str] | None, resume: bool) -> Path | None:
     """Make ready for a run into ``out``, new or resumed; returns its path. Raises as ``train``."""
-    if "://" in os.fspath(out or ""):
-        raise InputError(f"out={os.fspath(out or '')!r} is a URL; checkpoints are written to a folder of a file system")
+    if out is not None and "://" in os.fspath(out):
+        raise InputError(f"out={os.fspath(out)!r} is a URL; checkpoints are written to a folder of a file system")
     folder = None if out is None else Path(out)
     if folder is not None and resume:
         trainer.resume(folder)

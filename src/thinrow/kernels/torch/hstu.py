@@ -69,10 +69,15 @@ def hstu_attention(
             'convert, or use the backend "reference"'
         )
     distances = tuple(b.distances for b in biases)
-    table = torch.cat([b.table_HN for b in biases], dim=1) if biases else q_THD.new_empty((q_THD.shape[1], 0))
+    table = joined_tables(biases, q_THD)
     at = offsets_of([b.table_HN.shape[1] for b in biases])
     out: torch.Tensor = _Attention.apply(q_THD, k_SHD, v_SHE, table, layout, scale, distances, at)  # type: ignore[no-untyped-call]
     return out
+
+
+def joined_tables(biases: Sequence[Bias], q_THD: torch.Tensor) -> torch.Tensor:
+    """(H, N of all biases): their tables side by side."""
+    return torch.cat([b.table_HN for b in biases], dim=1) if biases else q_THD.new_empty((q_THD.shape[1], 0))
 
 
 class _Attention(torch.autograd.Function):

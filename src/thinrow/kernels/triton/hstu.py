@@ -25,6 +25,7 @@ from thinrow.core.ragged import offsets_of
 from thinrow.kernels.cut import bounds_of
 from thinrow.kernels.distance import Bias, Distances, check_biases
 from thinrow.kernels.layout import AttentionLayout, Ints, check_inputs
+from thinrow.kernels.torch.hstu import joined_tables
 from thinrow.kernels.triton import loops
 
 #: Queries and keys of a tile.
@@ -50,7 +51,7 @@ def hstu_attention(
     if q_THD.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise InputError(f'the attention of GPUs takes no {q_THD.dtype}; convert, or use the backend "reference"')
     check_biases(tuple(biases), q_THD, layout.n_keys, scale)
-    table = torch.cat([b.table_HN for b in biases], dim=1) if biases else q_THD.new_empty((q_THD.shape[1], 0))
+    table = joined_tables(biases, q_THD)
     places = _Places.of([b.distances for b in biases], [b.table_HN.shape[1] for b in biases], q_THD.device)
     out: torch.Tensor = _Attention.apply(q_THD, k_SHD, v_SHE, table, layout, scale, places)  # type: ignore[no-untyped-call]
     return out
