@@ -23,17 +23,18 @@ def command(recipe: str, values: tuple[str, ...], events: int, candidates: int, 
 
     spec = configured(recipe, values, None, None).ranker
     sizes = sizes_of(spec)
-    click.echo(
+    lines = [
         f"{spec.name}: {sizes.parameters:,} weights, {sizes.layer_parameters:,} of them in layers; "
         f"{4 * sizes.parameters / 1e9:.2f} GB in float32, {16 * sizes.parameters / 1e9:.2f} GB with gradients and Adam"
-    )
+    ]
     if sizes.layer_parameters:
         forward, step = sizes.forward_flops(events, candidates), sizes.step_flops(events, candidates)
-        click.echo(
+        lines.append(
             f"a request of {events:,} events and {candidates:,} candidates: {forward / 1e12:.4g} TFLOP forward, "
             f"{step / 1e12:.4g} in a training step"
         )
     rows = 2 * keys * sizes.row_bytes
-    click.echo(
+    lines.append(
         f"the table: {sizes.row_bytes} bytes a key and as many for Adagrad; {rows / 1e9:.2f} GB for {keys:,} keys"
     )
+    click.echo("\n".join(lines))
