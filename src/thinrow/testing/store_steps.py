@@ -543,7 +543,11 @@ class Steps:
     def backup(self, rng: np.random.Generator) -> None:
         """Back up."""
         number = self.store.backup(self.folder / "copy").number
-        self.saved.append((number, self.model.copy(), next(self.serial), dict(self.schemas)))
+        model = self.model.copy()
+        if self.recent_url() is not None:
+            # Of a tier on a server, what the archive has let go of is not copied, the ids included.
+            model.forget_ids(model.facts)
+        self.saved.append((number, model, next(self.serial), dict(self.schemas)))
 
     def restore(self, rng: np.random.Generator) -> None:
         """Go on with a restored backup; the store is lost, with what came after it."""
