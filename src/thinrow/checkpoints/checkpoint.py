@@ -158,19 +158,20 @@ def load_from(path: str | Path, read: Callable[[list[Manifest]], Arrays]) -> Che
     return Checkpoint(own.path, own.step, tensors, dict(own.meta), own.version, own.routing)
 
 
-def newest_of(path: Path, read: Callable[[list[Manifest]], T]) -> tuple[Manifest, T]:
+def newest_of(path: Path, read: Callable[[list[Manifest]], T], *, writer: str = "thinrow train") -> tuple[Manifest, T]:
     """What is said of the checkpoint at ``path``, or of the newest whole one in it, and what ``read`` makes of the
-    chain of what it rests on, itself the last. Raises as ``load``."""
+    chain of what it rests on, itself the last. Raises as ``load``; where there is none, ``writer`` is the command that
+    makes one."""
     if (path / MANIFEST).exists() or manifests.is_named(path):
         return _read_one(path, read)
     for _ in range(_ATTEMPTS):
-        found = _read_newest(path, read)
+        found = _read_newest(path, read, writer)
         if found is not None:
             return found
     raise StoreError(f"checkpoints in {path} are removed faster than they are read; save with a larger keep")
 
 
-def _read_newest(folder: Path, read: Callable[[list[Manifest]], T]) -> tuple[Manifest, T] | None:
+def _read_newest(folder: Path, read: Callable[[list[Manifest]], T], writer: str) -> tuple[Manifest, T] | None:
     """Of the newest whole one; None where one vanished while it was read."""
     damage: CorruptionError | ObjectNotFound | None = None
     for step in reversed(manifests.in_place(folder)):
@@ -185,7 +186,7 @@ def _read_newest(folder: Path, read: Callable[[list[Manifest]], T]) -> tuple[Man
         if damage is not None:
             warnings.warn(f"step {step} is loaded in place of a newer one: {damage}", RuntimeWarning, stacklevel=5)
         return found
-    raise damage or _not_found(folder)
+    raise damage or _not_found(folder, writer)
 
 
 def _read_one(path: Path, read: Callable[[list[Manifest]], T]) -> tuple[Manifest, T]:
@@ -266,9 +267,9 @@ def _whole_number(name: str, value: int, low: int, high: int) -> int:
     return number
 
 
-def _not_found(path: Path) -> CheckpointNotFound:
+def _not_found(path: Path, writer: str) -> CheckpointNotFound:
     if not path.is_dir():
         what = "it is a file" if path.exists() else "there is no such folder"
     else:
         what = "it holds no step-* folder" if any(path.iterdir()) else "it is empty"
-    return CheckpointNotFound(f"no checkpoint in {path}: {what}; write one with `thinrow train`, or check the path")
+    return CheckpointNotFound(f"no checkpoint in {path}: {what}; write one with `{writer}`, or check the path")

@@ -32,6 +32,8 @@ from thinrow.core.wrap import mix64_words
 from thinrow.embeddings.states import BASE, DELTA, State, is_delta, marked_at
 
 FORMAT = 1
+#: The command that makes an export of a checkpoint.
+WRITER = "thinrow release"
 DTYPES = ("float32", "float16", "int8")
 #: Words of a bucket of the index, about.
 _BUCKET_WORDS = 8
@@ -49,6 +51,8 @@ def export(
     default: Mapping[str, npt.NDArray[Any]] | None = None,
     keep: int | None = None,
     base: Version | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the vectors of ``tables`` as ``folder/step-<step>``, durably, from one process.
 
@@ -63,6 +67,7 @@ def export(
         default: prefix -> finite vector (dim,) of keys that are not there; of tables that it leaves out, that of
             ``base``, or zeros.
         keep, base: as for ``save``.
+        tensors, meta: as for ``commit_export``.
 
     Raises:
         InputError: an argument that cannot be used; a vector that is not finite, or beyond float16 (names the key).
@@ -72,7 +77,7 @@ def export(
     for shard in range(len(routing)):
         mine = {p: _of_shard(state, shard, routing) for p, state in tables.items()} if len(routing) > 1 else tables
         export_shard(folder, step, shard, routing, mine, dtype=dtype)
-    return commit_export(folder, step, routing, default=default, keep=keep, base=base)
+    return commit_export(folder, step, routing, default=default, keep=keep, base=base, tensors=tensors, meta=meta)
 
 
 def export_shard(
@@ -108,8 +113,14 @@ def commit_export(
     default: Mapping[str, npt.NDArray[Any]] | None = None,
     keep: int | None = None,
     base: Version | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
 ) -> Path:
     """Make the shards of ``step`` an export; on one rank, when ``export_shard`` has returned on all.
+
+    Args:
+        tensors, meta: what goes with these vectors, such as the weights that were trained beside them; servers of
+            embeddings do not read it. No name may end in ``default``.
 
     Returns:
         Its path.
@@ -125,8 +136,11 @@ def commit_export(
     vectors = {} if base is None else _defaults_of(check_base(folder, base, step, routing), dims)
     for prefix, vector in (default or {}).items() if dims else ():
         vectors[f"{prefix}default"] = _default(prefix, vector, dims)
-    meta = {"export": FORMAT}
-    return commit(folder, step, routing, tensors=vectors, meta=meta, keep=keep, base=base)
+    for name in tensors or {}:
+        if name.endswith("default"):
+            raise InputError(f"tensor {name!r} beside the tables; names that end in 'default' are theirs: rename it")
+    stated = {**(meta or {}), "export": FORMAT}
+    return commit(folder, step, routing, tensors={**(tensors or {}), **vectors}, meta=stated, keep=keep, base=base)
 
 
 def _defaults_of(base: Manifest, dims: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:

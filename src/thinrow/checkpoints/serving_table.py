@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from thinrow.checkpoints import tensorfile
 from thinrow.checkpoints.checkpoint import newest_of
-from thinrow.checkpoints.export import DTYPES, FORMAT, shift_of
+from thinrow.checkpoints.export import DTYPES, FORMAT, WRITER, shift_of
 from thinrow.checkpoints.manifest import REMEDY, TENSORS, Manifest, Version
 from thinrow.checkpoints.shardfile import file_of
 from thinrow.core.errors import CheckpointMismatch, CorruptionError, InputError, NewerFormatError
@@ -164,7 +164,7 @@ class ServingTable:
                     break
             return found[::-1]
 
-        found, opened = newest_of(path, layers)
+        found, opened = newest_of(path, layers, writer=WRITER)
         return cls(found.path, prefix, opened, serve, check)
 
     def newest(self) -> ServingTable:
@@ -260,7 +260,7 @@ def _blocks(values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
 def _layer(link: Manifest, prefix: str, serve: tuple[int, Routing], check: bool) -> _Layer:
     stated = link.meta.get("export")
     if link.routing is None or type(stated) is not int:
-        raise CheckpointMismatch(f"{link.path} is no export; write one with thinrow.checkpoints.export")
+        raise CheckpointMismatch(f"{link.path} is no export; write one with `{WRITER}`, or thinrow.checkpoints.export")
     if stated > FORMAT:
         raise NewerFormatError(f"{link.path} is export format {stated}, this thinrow reads up to {FORMAT}; update it")
     first, end = serve[1].bounds(serve[0])

@@ -37,7 +37,9 @@ COMMANDS = {
     "evaluate": ("evaluate", "Score examples with a checkpoint: NE, AUC, GAUC."),
     "plan": ("plan", "Show the feature plan of a checkpoint, as text or as a picture."),
     "rank": ("rank", "Rank requests with a checkpoint, and log the impressions."),
+    "release": ("release", "Write what is served of a checkpoint: vectors for servers, weights for rankers."),
     "serve": ("serve", "Serve histories over HTTP, logging what was shown; serve embeddings."),
+    "replay": ("replay", "Rebuild what was served, and compare it with what the rankers read."),
     "demo": ("demo.command", "Run the whole loop on real data: a year of shopping, or a git history."),
 }
 

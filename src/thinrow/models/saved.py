@@ -34,8 +34,10 @@ class SavedRanker:
     table: DynamicTable
 
     @classmethod
-    def of(cls, meta: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]], where: object) -> SavedRanker:
-        """From the two parts of a checkpoint; ``where`` names it in messages.
+    def of(
+        cls, meta: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]], where: object, *, rows: bool = True
+    ) -> SavedRanker:
+        """From the two parts of a checkpoint; ``where`` names it in messages; ``rows`` as in ``RankerSpec.restore``.
 
         Raises:
             CheckpointMismatch: it holds something other than a ranker, or other weights than its description says.
@@ -49,7 +51,7 @@ class SavedRanker:
             raise CheckpointMismatch(
                 f"{where} is not the checkpoint of a ranker ({e}); write one with `thinrow train`"
             ) from e
-        module, table = spec.restore(tensors)
+        module, table = spec.restore(tensors, rows=rows)
         return cls(spec, events, examples, module.eval(), table)
 
     @staticmethod

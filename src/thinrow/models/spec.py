@@ -97,15 +97,20 @@ class RankerSpec:
             module = MODELS[self.name][1](self.model, self.inputs, table, len(self.labels))
         return module, table
 
-    def restore(self, tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[nn.Module, DynamicTable]:
+    def restore(self, tensors: Mapping[str, npt.NDArray[Any]], *, rows: bool = True) -> tuple[nn.Module, DynamicTable]:
         """Module and table with the weights of a checkpoint (``saved`` reversed).
+
+        Args:
+            rows: False where the table's rows are kept elsewhere; the table is empty then.
 
         Raises:
             CheckpointMismatch: the weights are not those of such a module.
         """
         module, table = self.build()
         try:
-            table.load_state({n.removeprefix(TABLE): t for n, t in tensors.items() if n.startswith(TABLE)})
+            state = {n.removeprefix(TABLE): t for n, t in tensors.items() if n.startswith(TABLE)}
+            if rows:
+                table.load_state(state)
         except InputError as e:
             raise CheckpointMismatch(f"the checkpoint's table is not that of this model: {e}") from e
         weights = {n.removeprefix(_MODEL): tensor(t) for n, t in tensors.items() if n.startswith(_MODEL)}

@@ -1,8 +1,9 @@
 """Serving: from a request to a ranked list and its impression, and the proof that training rebuilds what it read.
 
-Class / does: ``Ranker`` ranks in process and logs impressions; ``compare`` holds impressions against their rebuilt
-inputs; ``lookups`` has the embedding servers and their client. A ranker needs torch, an embedding server does not, so
-every name loads its module when it is first used.
+Class / does: ``publish`` writes a ``Release`` of a checkpoint, which servers and rankers take up; ``Ranker`` ranks and
+logs impressions, with a table in memory or rows on servers (``ServerRows``); ``compare`` holds impressions against
+their rebuilt inputs; ``lookups`` has the embedding servers and their client. A ranker needs torch, an embedding server
+does not, so every name loads its module when it is first used.
 """
 
 from __future__ import annotations
@@ -15,10 +16,33 @@ from thinrow.core.errors import MissingExtraError
 if TYPE_CHECKING:
     from thinrow.serving.parity import Parity, compare
     from thinrow.serving.ranker import Ranked, Ranker, served_schema
+    from thinrow.serving.release import Release, publish
+    from thinrow.serving.rows import ServerRows
+    from thinrow.serving.scoring import Model
 
-_WHERE = {"Parity": "parity", "Ranked": "ranker", "Ranker": "ranker", "compare": "parity", "served_schema": "ranker"}
+_WHERE = {
+    "Model": "scoring",
+    "Parity": "parity",
+    "Ranked": "ranker",
+    "Ranker": "ranker",
+    "Release": "release",
+    "ServerRows": "rows",
+    "compare": "parity",
+    "publish": "release",
+    "served_schema": "ranker",
+}
 
-__all__ = ["Parity", "Ranked", "Ranker", "compare", "served_schema"]
+__all__ = [
+    "Model",
+    "Parity",
+    "Ranked",
+    "Ranker",
+    "Release",
+    "ServerRows",
+    "compare",
+    "publish",
+    "served_schema",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Ranker: from a request to a ranked list and its impression, in one process.
+"""Ranker: from a request to a ranked list and its impression, in one call.
 
 request -> snapshot of the history -> the plan that the model was trained with -> scores -> the best k -> impression
 log.
@@ -15,7 +15,7 @@ The log then holds the two lists with the versions of both histories: training r
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from thinrow.checkpoints import Checkpoint, load
 from thinrow.core.errors import InputError, SchemaError
@@ -38,13 +37,15 @@ from thinrow.history.snapshot import Snapshot
 from thinrow.history.store import HistoryStore
 from thinrow.jagged import Column, Jagged
 from thinrow.models import RankerInputs, RankerSpec
-from thinrow.models.saved import SavedRanker
 from thinrow.schema import ExampleSchema, FieldSpec
+from thinrow.serving.scoring import Model, Scores
 
 #: A candidate field of the log's schema that the ranker fills: the probability it gave.
 SCORE = FieldSpec("score", "float32")
 #: A context field of the log's schema that the ranker fills: 32 hex digits over all that the list's scores depend on.
 INPUT_DIGEST = FieldSpec("input_digest", "string")
+#: One more where rows are on servers: how many of the request's rows a default stood in for.
+DEGRADED = FieldSpec("degraded_rows", "int64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Ranked:
         candidates: name -> X rows.
         scores: X rows of float32, the probability of the label.
         position: X rows of int64, where each stood among the candidates of its request.
+        degraded: (X,) int64, rows for which a default stood in since their server did not answer.
         impressions: what was logged, or would be.
     """
 
@@ -63,35 +65,40 @@ class Ranked:
     candidates: dict[str, Jagged]
     scores: Jagged
     position: Jagged
+    degraded: npt.NDArray[np.int64]
     impressions: Impressions
 
 
-def served_schema(trained: ExampleSchema, spec: RankerSpec) -> ExampleSchema:
-    """The schema of a ranker's impression log: what its plan reads of a request, the item, score and input digest."""
+def served_schema(trained: ExampleSchema, spec: RankerSpec, *, remote: bool = False) -> ExampleSchema:
+    """The schema of a ranker's impression log: what its plan reads of a request, the item, score and input digest; of
+    one whose rows are ``remote``, how many of them were missing, too."""
     context, candidates = spec.request_fields(trained)
     wanted = {*candidates, trained.item}
+    filled = (INPUT_DIGEST, DEGRADED) if remote else (INPUT_DIGEST,)
     return replace(
         trained,
-        context=(*(f for f in trained.context if f.name in context), INPUT_DIGEST),
+        context=(*(f for f in trained.context if f.name in context), *filled),
         candidates=(*(f for f in trained.candidates if f.name in wanted), SCORE),
     )
 
 
 class Ranker:
-    """Ranks with a checkpoint of ``thinrow train`` on a store.
+    """Ranks with a checkpoint of ``thinrow train``, or a release of one, on a store. Any number of threads may rank.
 
     Args:
         store: whose histories are read.
-        checkpoint: one, or a folder of them: the newest.
+        model: a checkpoint, a folder of them (the newest), or a ``Model``: of a release, whose rows are on servers.
         log: where impressions go: a folder, or a log whose example schema is ``schema``. None to log nothing.
         arm: of the experiment, written into each impression.
         model_version: written into each impression; by default the model's name and step.
 
     Attributes:
-        spec: what the model reads.
+        model: what scores now.
         schema: of the impressions.
         log: where they go.
-        request_schema: the fields of them that ``rank`` takes; it adds ``score`` and ``input_digest``.
+        arm: of the experiment.
+        request_schema: the fields of them that ``rank`` takes; it adds ``score``, ``input_digest`` and, where rows are
+            on servers, ``degraded_rows``.
 
     Raises:
         CheckpointNotFound, CorruptionError, CheckpointMismatch: there is no whole checkpoint of a ranker.
@@ -101,29 +108,54 @@ class Ranker:
     def __init__(
         self,
         store: HistoryStore,
-        checkpoint: Checkpoint | str | os.PathLike[str],
+        model: Model | Checkpoint | str | os.PathLike[str],
         *,
         log: ImpressionLog | str | os.PathLike[str] | None = None,
         arm: str = "",
         model_version: str | None = None,
     ) -> None:
-        found = checkpoint if isinstance(checkpoint, Checkpoint) else load(Path(checkpoint))
-        saved = SavedRanker.of(found.meta, found.tensors, found.path)
-        self.spec = saved.spec
-        self.spec.check(store.schema, saved.event_schema)
-        self.schema = served_schema(saved.example_schema, self.spec)
+        if not isinstance(model, Model):
+            checkpoint = model if isinstance(model, Checkpoint) else load(Path(model))
+            model = Model.of_checkpoint(checkpoint, model_version)
+        elif model_version is not None:
+            raise InputError(f"model_version={model_version!r} of a Model, which has a name; leave it out")
+        model.spec.check(store.schema, model.event_schema)
+        self.model = model
+        self.schema = served_schema(model.example_schema, model.spec, remote=model.remote)
         if isinstance(log, (str, os.PathLike)):
             log = ImpressionLog(Path(log), store.schema, self.schema)
         if log is not None and log.example_schema != self.schema:
             raise SchemaError("the log has another example schema than this ranker; make it with ranker.schema")
-        self._module, self._inputs = saved.module, self.spec.inputs
         self.request_schema = replace(
             self.schema,
-            context=tuple(f for f in self.schema.context if f != INPUT_DIGEST),
+            context=tuple(f for f in self.schema.context if f not in (INPUT_DIGEST, DEGRADED)),
             candidates=tuple(f for f in self.schema.candidates if f != SCORE),
         )
-        self._store, self.log, self._arm = store, log, arm
-        self.model_version = model_version or f"{self.spec.name}@{found.step}"
+        self._store, self.log, self.arm = store, log, arm
+
+    @property
+    def spec(self) -> RankerSpec:
+        """What the model reads."""
+        return self.model.spec
+
+    @property
+    def model_version(self) -> str:
+        """What impressions say of the model."""
+        return self.model.name
+
+    def swap(self, model: Model) -> Model:
+        """Rank with ``model`` from the next call on; those under way end with the one before, which is returned.
+
+        Raises:
+            SchemaError: it reads other fields of a request, or other columns, so that it needs a ranker of its own.
+        """
+        model.spec.check(self._store.schema, model.event_schema)
+        if served_schema(model.example_schema, model.spec, remote=model.remote) != self.schema:
+            raise SchemaError(
+                f"{model.name} reads other fields of requests than {self.model.name}; start a ranker of its own"
+            )
+        before, self.model = self.model, model
+        return before
 
     def rank(
         self,
@@ -135,6 +167,7 @@ class Ranker:
         context: Mapping[str, Column | Sequence[Any]] | None = None,
         k: int = 10,
         seen: Snapshot | None = None,
+        took: Callable[[str], None] | None = None,
     ) -> Ranked:
         """Rank each request's candidates, and log the best ``k`` as its impression. Equal scores keep their order.
 
@@ -146,8 +179,10 @@ class Ranker:
             context: name -> X values, for each context field.
             k: how many to return; a request with fewer candidates gets all of them.
             seen: a snapshot of just these requests, where the caller has taken it.
+            took: called with ``snapshot``, ``features``, ``score`` and ``best`` when each is done.
 
         Raises:
+            Unavailable: rows are on servers that do not answer, and the model is to fail then.
             InputError: k below 1, a user twice, a field is missing or unknown, rows do not match.
             SchemaError: a value is not of its field's dtype.
         """
@@ -156,33 +191,40 @@ class Ranker:
         ids, counts = np.unique(np.asarray(request_id), return_counts=True)
         if (counts > 1).any():
             raise InputError(f"request_id {ids[counts > 1][0]} appears twice; each request needs an id of its own")
+        took = took or _nothing
         if seen is None:
             seen = self._store.snapshot(users, request_ts)
         self._check_seen(seen, users, request_ts)
         if len(np.unique(seen.requests.users)) < len(seen.requests):
             raise InputError("a user appears twice in one call; rank the later request in another call")
+        took("snapshot")
+        # Read once: it may be replaced meanwhile.
+        model = self.model
         asked = Impressions.of(
             self.request_schema,
             request_id,
             seen,
             candidates=candidates,
             context=context,
-            model_version=self.model_version,
-            arm=self._arm,
+            model_version=model.name,
+            arm=self.arm,
             boundary=np.zeros(len(seen.requests), np.int64),
         )
-        inputs = self._read(seen, asked)
-        probability = self._score(inputs)
-        wrong = np.flatnonzero(~np.isfinite(probability))
+        inputs = read_inputs(model, seen, asked)
+        took("features")
+        scores = model.score(inputs)
+        wrong = np.flatnonzero(~np.isfinite(scores.probability))
         if len(wrong):
             row = int(np.searchsorted(inputs.offsets, wrong[0], side="right")) - 1
             raise InputError(
-                f"request {asked.request_id[row]} has a score of {probability[wrong[0]]}: an input of it is NaN or "
-                "infinite, or the model is; check the numbers of candidates and events. Nothing was logged"
+                f"request {asked.request_id[row]} has a score of {scores.probability[wrong[0]]}: an input of it is NaN "
+                "or infinite, or the model is; check the numbers of candidates and events. Nothing was logged"
             )
-        ranked = _ranked(asked, inputs, probability, k)
+        took("score")
+        ranked = _ranked(asked, inputs, scores, k, model.remote)
         if self.log is not None:
             self.log.append(ranked.impressions)
+        took("best")
         return ranked
 
     def _check_seen(self, seen: Snapshot, users: object, request_ts: npt.ArrayLike) -> None:
@@ -191,34 +233,33 @@ class Ranker:
         if not np.array_equal(seen.requests.users, asked) or not np.array_equal(seen.requests.request_ts, times):
             raise InputError("the snapshot is of other users or times than the requests; pass that of these requests")
 
-    def _read(self, seen: Snapshot, asked: Impressions) -> RankerInputs:
-        histories = reconstruct(seen.generation, seen.requests, self.spec.projection).histories
-        times = seen.requests.request_ts
-        read = featurize(self.spec.plan, histories, asked.context, asked.candidates, times)
-        return RankerInputs(self._inputs, *read, times)
 
-    def _score(self, inputs: RankerInputs) -> npt.NDArray[np.float32]:
-        if not inputs.offsets[-1]:
-            return np.empty(0, np.float32)
-        with torch.inference_mode():
-            logits = self._module(inputs).view(int(inputs.offsets[-1]), len(self.spec.labels))
-            probability: npt.NDArray[np.float32] = torch.sigmoid(logits[:, 0]).numpy()
-        return probability
+def read_inputs(model: Model, seen: Snapshot, asked: Impressions) -> RankerInputs:
+    """What ``model`` reads of requests and of the histories that they see."""
+    histories = reconstruct(seen.generation, seen.requests, model.spec.projection).histories
+    times = seen.requests.request_ts
+    read = featurize(model.spec.plan, histories, asked.context, asked.candidates, times)
+    return RankerInputs(model.inputs, *read, times)
 
 
-def _ranked(asked: Impressions, inputs: RankerInputs, probability: npt.NDArray[np.float32], k: int) -> Ranked:
+def _nothing(_: str) -> None:
+    """What is done with times that nobody asked for."""
+
+
+def _ranked(asked: Impressions, inputs: RankerInputs, found: Scores, k: int, remote: bool) -> Ranked:
+    probability = found.probability
     rows, offsets = best(probability, inputs.offsets, k)
     chosen = {n: Jagged(j.column.take(rows), offsets) for n, j in asked.candidates.items()}
     scores = Jagged(Column(probability[rows]), offsets)
     # The digest is that of the list as it is logged: what training will rebuild.
     digest = pa.array(inputs.with_candidates(rows, offsets).fingerprints(), pa.string())
-    impressions = replace(
-        asked,
-        candidates=chosen | {SCORE.name: scores},
-        context=asked.context | {INPUT_DIGEST.name: Column.from_arrow(digest, "string")},
-    )
+    filled = {INPUT_DIGEST.name: Column.from_arrow(digest, "string")}
+    if remote:
+        filled[DEGRADED.name] = Column(found.degraded)
+    impressions = replace(asked, candidates=chosen | {SCORE.name: scores}, context=asked.context | filled)
     first = np.repeat(inputs.offsets[:-1], np.diff(offsets))
-    return Ranked(asked.request_id, chosen, scores, Jagged(Column(rows - first), offsets), impressions)
+    position = Jagged(Column(rows - first), offsets)
+    return Ranked(asked.request_id, chosen, scores, position, found.degraded, impressions)
 
 
 def best(

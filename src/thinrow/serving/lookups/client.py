@@ -159,8 +159,18 @@ class EmbeddingClient:
         inherited.after_fork()
         self._numbers = _ids()
 
-    def read(self, wanted: Mapping[str, Ints | Bags], *, deadline_s: float | None = None) -> Answer:
+    def read(
+        self,
+        wanted: Mapping[str, Ints | Bags],
+        *,
+        deadline_s: float | None = None,
+        pins: Mapping[str, Version] | None = None,
+    ) -> Answer:
         """Look up keys (n,) int64, or bags of them, in some tables.
+
+        Args:
+            pins: table -> the version to answer from, for tables that are wanted in one that the caller has rows or
+                weights of; a server that has not got it is as one that does not answer.
 
         Raises:
             InputError: keys, bounds or weights that cannot be used; a table that servers do not have; a value beyond
@@ -176,7 +186,8 @@ class EmbeddingClient:
         _check_seconds("deadline_s", seconds)
         since = time.monotonic()
         try:
-            answer = self._read([cut(table, what, self._routing) for table, what in wanted.items()], since + seconds)
+            parts = [cut(table, what, self._routing) for table, what in wanted.items()]
+            answer = self._read(parts, since + seconds, pins or {})
         except ThinrowError:
             self.stats.add("requests", "failed")
             raise
@@ -184,8 +195,10 @@ class EmbeddingClient:
         self.stats.took(time.monotonic() - since)
         return answer
 
-    def _read(self, parts: list[Wanted], until: float) -> Answer:
+    def _read(self, parts: list[Wanted], until: float, pins: Mapping[str, Version]) -> Answer:
         shards = sorted({shard for part in parts for shard in part.asks})
+        for part in parts if pins else ():
+            part.asks = {shard: replace(ask, pin=pins.get(part.table)) for shard, ask in part.asks.items()}
         calls = {shard: self._call(shard, [p.asks[shard] for p in parts if shard in p.asks]) for shard in shards}
         self._ask(list(calls.values()), until)
         # Once for the oldest version that was seen; where a server no longer has that, for the newest of all; and, as

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from thinrow.checkpoints import ServingTable, Version, tensorfile
 from thinrow.checkpoints.checkpoint import newest_of
+from thinrow.checkpoints.export import WRITER
 from thinrow.checkpoints.manifest import Manifest
 from thinrow.checkpoints.shardfile import file_of
 from thinrow.core.errors import InputError, StoreError
@@ -260,11 +261,11 @@ def _tables_in(path: Path) -> list[str]:
     def names(chain: list[Manifest]) -> list[str]:
         newest = chain[-1]
         if newest.routing is None:
-            raise InputError(f"{newest.path} is no export; write one with thinrow.checkpoints.export")
+            raise InputError(f"{newest.path} is no export; write one with `{WRITER}`, or thinrow.checkpoints.export")
         held = tensorfile.mapped(newest.path / file_of(0, len(newest.routing)))
         return sorted(name.removesuffix("words") for name in held if name.endswith("words"))
 
-    return newest_of(path, names)[1]
+    return newest_of(path, names, writer=WRITER)[1]
 
 
 __all__ = ["Misrouted", "OtherVersion", "ServedTables", "UnknownTable", "pooled"]
