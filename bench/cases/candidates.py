@@ -1,6 +1,6 @@
 """Scoring n candidates of one request in one pass against scoring them one by one.
 
-The HSTU ranker of ``passes`` scores a request that sees a history of 2,048 events, without gradients, features of the
+The HSTU ranker of ``shared`` scores a request that sees a history of 2,048 events, without gradients, features of the
 request included. Units are requests per second; ``figures`` have the time of a request for 1 to 1,000 candidates.
 
 - ``one_pass``: all candidates in one forward pass.
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.cases.passes import batch, ranker
+from bench.cases.shared import batch, ranker
 from bench.harness import Options, Result, Work, rates
 from thinrow.features.featurize import featurize
 from thinrow.jagged import Column, Jagged, SharedHistories

@@ -18,7 +18,7 @@ import pytest
 
 from thinrow.core.errors import InputError, WorkerLost
 from thinrow.dpp.client import loader
-from thinrow.dpp.engines import Processes, Ray, Shared, Threads
+from thinrow.dpp.engines import InTurn, Processes, Ray, Shared, Threads
 from thinrow.dpp.engines.arena import MAX_KEPT
 from thinrow.dpp.engines.processes import ProcessEngine
 from thinrow.dpp.master import Master, MasterServer
@@ -31,6 +31,13 @@ class TestThreads(EngineContract):
 
     def choice(self, lease_s: float = 60.0) -> Threads:
         return Threads()
+
+
+class TestInTurn(EngineContract):
+    mortal = False
+
+    def choice(self, lease_s: float = 60.0) -> InTurn:
+        return InTurn()
 
 
 class TestProcesses(EngineContract):

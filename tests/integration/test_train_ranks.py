@@ -74,6 +74,8 @@ def test_ranks_repeat_to_the_bit_and_one_process_goes_on(world: World, tmp_path:
     with GlooProcesses(2) as processes:
         whole = processes.run(2, train_world, world, config)
         close(whole[0][0], one)
+        in_turn = processes.run(2, partial(train_world, overlap=False), world, config)
+        assert in_turn[0][0].losses == whole[0][0].losses
         processes.run(2, partial(train_world, out=out, stop_after=4), world, config)
         again = processes.run(2, partial(train_world, out=out, stop_after=6, resume=True), world, config)
         assert again[1][0].losses == whole[0][0].losses[4:6]

@@ -69,6 +69,10 @@ class ShardedEmbedding(torch.nn.Module):
         computes until then. Results are the same bits with or without. Raises as ``forward``."""
         self._lookup.prefetch([flat_keys(keys)])
 
+    def forget(self) -> None:
+        """Drop what was prefetched: no ``forward`` will come for it. All ranks must. Raises RankLost."""
+        self._lookup.forget()
+
     def extra_repr(self) -> str:
         return _placed(self.shard)
 
@@ -130,6 +134,10 @@ class ShardedEmbeddingBag(torch.nn.Module):
     def prefetch(self, keys: Tensor) -> None:
         """As ``ShardedEmbedding.prefetch``."""
         self._lookup.prefetch([flat_keys(keys)])
+
+    def forget(self) -> None:
+        """As ``ShardedEmbedding.forget``."""
+        self._lookup.forget()
 
     def extra_repr(self) -> str:
         return f"{_placed(self.shard)}, mode={self.mode}"

@@ -195,6 +195,12 @@ class Lookup:
             # A copy: the caller may use the memory again before this is done.
             self._ahead = thread.submit(self._ask, ranks, tuple(map(np.copy, self._of_sharded(keys))))
 
+    def forget(self) -> None:
+        """Drop what was prefetched, if anything; every rank must."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.result()
+
     def __call__(self, keys: Sequence[Ints], *, insert: bool) -> list[Found]:
         """Look ``keys``, one array (n,) a shard, up; absent keys are inserted, or read as zeros. All ranks must.
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thinrow.embeddings import DynamicTable, Embedding, EmbeddingBag
-from thinrow.models.inputs import InputSpec, RankerInputs
+from thinrow.embeddings import DynamicTable, Embedding, EmbeddingBag, ShardedEmbedding, ShardedEmbeddingBag
+from thinrow.models.inputs import Bags, InputSpec, RankerInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,17 @@ class InputEmbedding(nn.Module):
         self.event_width, self.context_width = widths["history"], widths["ctx"]
         self.candidate_width = widths["cand"]
 
+    def prefetch(self, inputs: RankerInputs) -> None:
+        """Where the table is spread over ranks, begin the exchange of the keys that the next ``forward``, of these
+        inputs, will look up (``ShardedEmbedding.prefetch``)."""
+        if isinstance(self.embedding, ShardedEmbedding):
+            self.embedding.prefetch(torch.cat([k.reshape(-1) for k in _keys(inputs)]))
+        if isinstance(self.bags, ShardedEmbeddingBag):
+            self.bags.prefetch(torch.cat([b.keys for b in _bags(inputs)]))
+
     def forward(self, inputs: RankerInputs) -> Embedded:
         """Vectors in the table's dtype."""
-        keys = inputs.event_keys, inputs.context_keys, inputs.candidate_keys
+        keys = _keys(inputs)
         vectors = self.embedding(torch.cat([k.reshape(-1) for k in keys]))
         split = torch.split(vectors, [k.numel() for k in keys])
         found = [v.view(*k.shape, vectors.shape[1]) for v, k in zip(split, keys, strict=True)]
@@ -54,12 +62,20 @@ class InputEmbedding(nn.Module):
 
     @staticmethod
     def _with_bags(embed: EmbeddingBag, inputs: RankerInputs, found: list[Tensor]) -> list[Tensor]:
-        bags = inputs.event_bags, inputs.context_bags, inputs.candidate_bags
+        bags = _bags(inputs)
         sizes = torch.cat([b.bounds.diff() for b in bags])
         pooled = embed(torch.cat([b.keys for b in bags]), F.pad(sizes.cumsum(0), (1, 0)))
         split = torch.split(pooled, [len(b.bounds) - 1 for b in bags])
         parts = zip(found, split, bags, strict=True)
         return [torch.cat([f, p.view(len(f), b.per_row, p.shape[1])], dim=1) for f, p, b in parts]
+
+
+def _keys(inputs: RankerInputs) -> tuple[Tensor, ...]:
+    return inputs.event_keys, inputs.context_keys, inputs.candidate_keys
+
+
+def _bags(inputs: RankerInputs) -> tuple[Bags, ...]:
+    return inputs.event_bags, inputs.context_bags, inputs.candidate_bags
 
 
 def flat(vectors: Tensor, numbers: Tensor) -> Tensor:

@@ -22,7 +22,10 @@ SPARSE_OPTIMIZERS: dict[str, type[SparseAdagrad] | type[SparseAdam] | type[Spars
     "sgd": SparseSGD,
 }
 
-_POSITIVE = ("epochs", "base_rows", "block", "checkpoint_every")
+_POSITIVE = ("epochs", "base_rows", "block", "accumulate", "checkpoint_every")
+
+#: Values that came after checkpoints were written: those say nothing of them, and mean this.
+_ABSENT = {"deltas": 0, "objective": "rank", "start": None, "accumulate": 1, "deterministic": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,8 @@ class TrainConfig:
         base_rows: examples that a worker reads at a time.
         block: base batches that are shuffled together and make a training batch.
         budget: what a training batch may cost; batches are then cut from blocks by it. None for a block each.
+        accumulate: batches a step: their gradients are those of the loss over all of them, and only one at a time is in
+            memory.
         dense_lr: learning rate of Adam on the module's weights.
         sparse_lr: learning rate of the table's optimizer.
         sparse_optimizer: "adagrad", "rowwise_adagrad", "adam", "adamw" or "sgd" (``thinrow.embeddings``).
@@ -46,6 +51,7 @@ class TrainConfig:
         objective: what is learned: "rank", the label of candidates; or "next_item", which item comes next in a history.
         start: a checkpoint (or a folder of them: the newest) whose weights and table the run begins with; None for new
             ones.
+        deterministic: whether operations of torch that are not (some on GPUs) raise instead; all that a CPU runs are.
     """
 
     ranker: RankerSpec
@@ -55,6 +61,7 @@ class TrainConfig:
     base_rows: int = 64
     block: int = 4
     budget: BatchBudget | None = None
+    accumulate: int = 1
     dense_lr: float = 3e-3
     sparse_lr: float = 0.05
     sparse_optimizer: str = "adagrad"
@@ -63,6 +70,7 @@ class TrainConfig:
     keep: int = 2
     objective: str = "rank"
     start: str | None = None
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         for name in (*_POSITIVE, "keep"):
@@ -92,10 +100,7 @@ class TrainConfig:
         """A JSON-ready dict; ``from_dict`` reverses it."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain |= {"ranker": self.ranker.to_dict(), "rows": dataclasses.asdict(self.rows)}
-        # Checkpoints of versions without these values say nothing of them.
-        if not self.deltas:
-            del plain["deltas"]
-        for name, absent in (("objective", "rank"), ("start", None)):
+        for name, absent in _ABSENT.items():
             if plain[name] == absent:
                 del plain[name]
         budget = plain.pop("budget")

@@ -1,5 +1,7 @@
 """The training loop, top to bottom: batch -> inputs -> logits -> loss -> gradients -> both optimizers -> checkpoint.
 
+The next batch becomes inputs while this one is learned from (``training.pipeline``).
+
 The loss of a step is the sum over its labelled candidates (or over the items that came next) divided by their number;
 so it does not depend on how many requests they came in, and shared passes weigh no user more. Metrics are
 *progressive*: a batch is scored before the step that learns from it.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import threading
 import time
@@ -18,30 +21,29 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from thinrow.checkpoints import Checkpoint, Incremental, RankIncremental, has_checkpoints, load, load_shard
 from thinrow.core.errors import CheckpointMismatch, InputError, ObjectNotFound, StoreNotFound
 from thinrow.core.routing import Routing
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.client import Loader, Pinnable, loader
-from thinrow.dpp.engines import EngineChoice, EngineName
-from thinrow.embeddings import DynamicTable, Ranks
+from thinrow.dpp.engines import EngineChoice, EngineName, InTurn
+from thinrow.embeddings import DynamicTable, Ranks, ShardedEmbedding, ShardedEmbeddingBag
 from thinrow.examples.table import ExampleTable
 from thinrow.history.archive.generation import Generation
-from thinrow.jagged.torch import JaggedTensor
-from thinrow.models import TABLE, RankerInputs, SavedRanker, weights_of
+from thinrow.models import TABLE, SavedRanker, weights_of
 from thinrow.schema import ExampleSchema
 from thinrow.training.config import SPARSE_OPTIMIZERS, TrainConfig
 from thinrow.training.log import StepLog, cut_log
 from thinrow.training.metrics import ProgressiveNE
 from thinrow.training.optimizer_state import load_optimizer, optimizer_tensors
+from thinrow.training.pipeline import Ahead, OneByOne
 from thinrow.training.ranks import same_everywhere, spread, sum_gradients, totals, union
+from thinrow.training.step import Part, Scores, dispatch, loss_of_part, ready
 
 #: What a checkpoint of a run has beside its tensors.
 _META = ("train", "event_schema", "example_schema", "generation", "snapshot_id", "reader", "progressive", "tensors")
@@ -58,7 +60,7 @@ class TrainResult:
     ne: progressive normalized entropy over the whole run, resumed parts included.
     steps: steps of the whole run.
     seconds: of this call.
-    waited_s: of these, waiting for the reader.
+    waited_s: of these, waiting for a batch that the model can read.
     candidates: labelled candidates of this call.
     examples: requests of this call.
     table_bytes: that the embedding table's calls had to move in this call (``thinrow.embeddings.Traffic``).
@@ -75,13 +77,12 @@ class TrainResult:
     examples: int = 0
     table_bytes: int = 0
 
-
-class NextItemModel(Protocol):
-    """What the objective "next_item" asks of a module."""
-
-    def next_item(self, inputs: RankerInputs) -> Tensor:
-        """(N,) losses of the items that came next."""
-        ...
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Count a step."""
+        self.losses.append(record["loss"])
+        self.examples += record["examples"]
+        self.candidates += record["candidates"]
+        self.table_bytes += record["table_bytes"]
 
 
 class Trainer:
@@ -93,6 +94,8 @@ class Trainer:
         table: the examples.
         threads: workers of the reader; None for one a core. Any number gives the same losses.
         engine: what runs them, as in ``thinrow.loader``. Any gives the same losses.
+        overlap: whether batches are read and made ready beside the steps before them. Without, one thing comes after
+            another, the reader's work included where ``engine`` is "threads": the same losses, later.
         ranks: the processes that train together; each makes a Trainer of the same arguments, and all calls of ``run``,
             ``step``, ``save`` and ``resume`` are collective. None for this process alone.
 
@@ -103,6 +106,7 @@ class Trainer:
 
     #: None where this process trains alone.
     ranks: Ranks | None = None
+    overlap = False
 
     def __init__(
         self,
@@ -112,9 +116,11 @@ class Trainer:
         *,
         threads: int | None = None,
         engine: EngineName | EngineChoice = "threads",
+        overlap: bool = True,
         ranks: Ranks | None = None,
     ) -> None:
-        self.table, self.engine = table, engine
+        self.table, self.overlap = table, overlap
+        self.engine = InTurn() if engine == "threads" and not overlap else engine
         generation, snapshot_id = store if isinstance(store, Generation) else store.pin(), table.snapshot_id
         if ranks is not None and ranks.size > 1:
             self.ranks = ranks
@@ -140,7 +146,10 @@ class Trainer:
         self.module, self.embeddings = spec.build(config.seed) if config.start is None else self._started(config.start)
         self.threads = threads
         self._inputs = spec.inputs
+        self._tasks = spec.labels if config.objective == "rank" else ()
         self._stop, self._stopping = threading.Event(), False
+        #: Of the batches of the last step, on this rank.
+        self.scored: list[Scores] = []
         self._make_optimizers()
         self.progressive = ProgressiveNE()
         #: What the table was loaded from, and no step has changed yet; without its tensors.
@@ -149,6 +158,8 @@ class Trainer:
     def _open(self, snapshot_id: int | None) -> None:
         config = self.config
         self.snapshot_id = snapshot_id
+        #: The last batch that was learned from.
+        self._t = -1
         self.loader: Loader = loader(
             self.generation,
             self.table,
@@ -194,81 +205,119 @@ class Trainer:
         if stop_after is not None and stop_after < 1:
             raise InputError(f"stop_after={stop_after}; it must be 1 or more, or None for the end")
         result, began = TrainResult(), time.perf_counter()
-        waited = self.loader.stats.waited_s
         self.module.train()
-        step = saved = int(self.loader.state_dict()["t"]) + 1
-        with self._saving(out) as saving, StepLog(out if self._leads else None) as log:
-            for batch in self._batches(stop):
-                record = self.step(batch)
-                result.losses.append(record["loss"])
-                result.examples += record["examples"]
-                result.candidates += record["candidates"]
-                result.table_bytes += record["table_bytes"]
+        saved = self.steps
+        parts = (ready(batch, self._inputs, self._tasks) for batch in self._batches(stop))
+        with (
+            self._saving(out) as saving,
+            StepLog(out if self._leads else None) as log,
+            _deterministic(self.config.deterministic),
+            contextlib.closing(Ahead(parts) if self.overlap else OneByOne(parts)) as source,
+        ):
+            while some := self._take(source):
+                step = some[-1].t // self.config.accumulate + 1
+                total = self.n_steps
+                last = step == total or (stop_after is not None and step >= stop_after)
+                record = self.step(some, None if last else source)
+                self._t = some[-1].t
+                result.add(record)
                 log.write(record)
-                step, total = batch.t + 1, self.loader.n_batches
-                stops = stop.is_set() if self.ranks is None else self._stopping
-                last = step == total or stops or (stop_after is not None and step >= stop_after)
+                last = last or (stop.is_set() if self.ranks is None else self._stopping)
                 if saving is not None and (last or step % self.config.checkpoint_every == 0):
                     log.sync()
                     self.save(saving, step)
                     saved = step
+                result.waited_s, result.seconds = source.waited_s, time.perf_counter() - began
                 if on_step is not None:
                     on_step(step, total, record)
                 if last:
                     break
-            if saving is not None and step > saved:
+            if saving is not None and self.steps > saved:
                 # That it was the last step was not known yet when it was taken.
                 log.sync()
-                self.save(saving, step)
-        self.loader.close()
-        result.steps = int(self.loader.state_dict()["t"]) + 1
-        result.ne = self.progressive.value
+                self.save(saving, self.steps)
+        self._stay()
+        result.steps, result.ne = self.steps, self.progressive.value
         result.seconds = time.perf_counter() - began
-        result.waited_s = self.loader.stats.waited_s - waited
         return result
 
-    def step(self, batch: Batch) -> dict[str, Any]:
-        """Score a batch, then learn from it; returns the step's record for the log."""
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run so far."""
+        return -(-(self._t + 1) // self.config.accumulate)
+
+    @property
+    def n_steps(self) -> int | None:
+        """Steps of the whole run; None where it has no end yet."""
+        n_batches = self.loader.n_batches
+        return None if n_batches is None else -(-n_batches // self.config.accumulate)
+
+    def _take(self, source: Ahead[Part] | OneByOne[Part]) -> list[Part]:
+        """The batches of the next step; none where there are not enough of them and more may come."""
+        parts: list[Part] = []
+        while len(parts) < self.config.accumulate and (part := source.take()) is not None:
+            parts.append(part)
+        whole = parts and (len(parts) == self.config.accumulate or parts[-1].t + 1 == self.loader.n_batches)
+        return parts if whole else []
+
+    def _stay(self) -> None:
+        """End the reader; it will go on after the last batch that was learned from."""
+        self.loader.close()
+        if self.loader.state_dict()["t"] != self._t:
+            self.loader.load_state_dict(self._place())
+
+    def _place(self) -> dict[str, Any]:
+        """The reader's state after the last batch that was learned from; it is ahead of that."""
+        return self.loader.state_dict() | {"t": self._t}
+
+    def step(self, parts: list[Part], following: Ahead[Part] | OneByOne[Part] | None = None) -> dict[str, Any]:
+        """Score batches, then learn from them; returns the step's record for the log. The keys of the batch that comes
+        next from ``following`` are exchanged meanwhile, where there are ranks."""
         moved = self.embeddings.traffic.total
-        pretrain = self.config.objective == "next_item"
-        if pretrain:
-            each = cast(NextItemModel, self.module).next_item(self.inputs(batch))
-        else:
-            each = torch.stack([_labels(batch, name) for name in self.config.ranker.labels], dim=1)
-        here: list[float] = [len(batch), len(each), self._stop.is_set()]
+        here: list[float] = [sum(len(p.inputs) for p in parts), sum(p.terms for p in parts), self._stop.is_set()]
         examples, candidates, stops = (int(n) for n in totals("step", here, self.ranks))
+        step = parts[-1].t // self.config.accumulate + 1
         record: dict[str, Any] = {
-            "step": batch.t + 1, "loss": 0.0, "examples": examples, "candidates": candidates, "table_bytes": 0,
+            "step": step, "loss": 0.0, "examples": examples, "candidates": candidates, "table_bytes": 0,
         }  # fmt: skip
-        self._resumed, self._stopping = None, stops > 0
+        self._resumed, self._stopping, self.scored = None, stops > 0, []
         if not candidates:
+            self._forget()
             return record
-        scored = ProgressiveNE()
-        loss = each.sum() / candidates if pretrain else self._loss(batch, each, candidates, scored)
+        scored, losses = ProgressiveNE(), 0.0
         self.dense.zero_grad()
         self.sparse.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        for part, after in itertools.zip_longest(parts, parts[1:]):
+            loss, scores = loss_of_part(self.module, part, candidates, scored)
+            if self.ranks is not None and self.overlap:
+                self._dispatch(after or (None if following is None or self._stopping else following.peek()))
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses += float(loss.detach())
+            self.scored += [] if scores is None else [scores]
         if self.ranks is not None:
             sum_gradients(self.module.parameters(), self.ranks)
         self.dense.step()
         self.sparse.step()
         moved = self.embeddings.traffic.total - moved
-        here = [float(loss.detach()), moved, scored.cross_entropy, scored.count, scored.positives]
+        here = [losses, moved, scored.cross_entropy, scored.count, scored.positives]
         loss_of_all, moved_of_all, *score = totals("loss", here, self.ranks)
         self.progressive.add_sums(*score)
         return record | {"loss": float(loss_of_all), "table_bytes": int(moved_of_all)}
+
+    def _dispatch(self, part: Part | None) -> None:
+        if part is not None:
+            dispatch(self.module, part)
+
+    def _forget(self) -> None:
+        """Drop the keys that were exchanged for a step that looks nothing up."""
+        for child in self.module.modules():
+            if isinstance(child, ShardedEmbedding | ShardedEmbeddingBag):
+                child.forget()
 
     @property
     def _leads(self) -> bool:
         """Whether this rank writes what is written once."""
         return self.ranks is None or self.ranks.rank == 0
-
-    def _loss(self, batch: Batch, labels: Tensor, count: int, scored: ProgressiveNE) -> Tensor:
-        """The loss of the (C, T) labels, of ``count`` candidates on all ranks; ``scored`` counts those of the first."""
-        logits = self.module(self.inputs(batch)).view(len(labels), labels.shape[1])
-        if len(labels):
-            scored.add(logits[:, 0].detach().numpy(), labels[:, 0].numpy())
-        return loss_of(logits, labels, count)
 
     def _started(self, start: str) -> tuple[torch.nn.Module, DynamicTable]:
         """Module and table of the checkpoint that a run begins with.
@@ -284,10 +333,6 @@ class Trainer:
                 "from one of the same plan, or leave start out"
             )
         return spec.restore(checkpoint.tensors)
-
-    def inputs(self, batch: Batch) -> RankerInputs:
-        """What the model reads of a batch."""
-        return RankerInputs(self._inputs, batch.histories, batch.features, batch.request_ts)
 
     def _saving(self, out: Path | None) -> contextlib.AbstractContextManager[Incremental | None]:
         """What writes checkpoints while training goes on, and is done with them when it is left."""
@@ -307,7 +352,7 @@ class Trainer:
             "train": config.to_dict(),
             "generation": self.generation.number,
             "snapshot_id": self.snapshot_id,
-            "reader": self.loader.state_dict(),
+            "reader": self._place(),
             "progressive": self.progressive.state(),
         }
         tensors = weights_of(self.module) | optimizer_tensors(self.dense)
@@ -341,6 +386,7 @@ class Trainer:
         self._check_place(checkpoint)
         self._open_again(meta)
         self.loader.load_state_dict(meta["reader"])
+        self._t = int(meta["reader"]["t"])
         self.module, self.embeddings = self.config.ranker.restore(checkpoint.tensors)
         self._make_optimizers()
         load_optimizer(self.dense, checkpoint.tensors)
@@ -390,22 +436,15 @@ class Trainer:
             )
 
 
-def loss_of(logits: Tensor, labels: Tensor, count: int | None = None) -> Tensor:
-    """Binary cross entropy, summed over the candidates (C,) and divided by ``count``, their number on all ranks; None
-    for C.
-
-    Of several tasks, both (C, T): that of the first over all candidates, and that of the others over those that have
-    the first label. The sum is minus the log of the joint probability, ``p(click) p(conversion | click)``.
-    """
-    each = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
-    if each.dim() == 2:
-        clicked = labels[:, :1].to(each.dtype)
-        each = torch.cat([each[:, :1], each[:, 1:] * clicked], dim=1)
-    return each.sum() / max(len(labels) if count is None else count, 1)
-
-
-def _labels(batch: Batch, name: str) -> Tensor:
-    return JaggedTensor.of(batch.labels[name]).values.to(torch.float32)
+@contextlib.contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    """Operations of torch that are not deterministic raise meanwhile, if that is wanted."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(wanted or before)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def train(
@@ -417,6 +456,7 @@ def train(
     resume: bool = False,
     threads: int | None = None,
     engine: EngineName | EngineChoice = "threads",
+    overlap: bool = True,
     on_step: OnStep | None = None,
     ranks: Ranks | None = None,
     stop: threading.Event | None = None,
@@ -425,14 +465,14 @@ def train(
 
     Args:
         resume: go on from the newest checkpoint in ``out``.
-        ranks: as for ``Trainer``.
+        overlap, ranks: as for ``Trainer``.
         stop: ends the run at the next step where it is set, of several ranks on any.
 
     Raises:
         InputError: ``out`` holds checkpoints and ``resume`` is not set; further as ``Trainer``.
         CheckpointMismatch: as ``Trainer.resume``.
     """
-    trainer = Trainer(config, store, table, threads=threads, engine=engine, ranks=ranks)
+    trainer = Trainer(config, store, table, threads=threads, engine=engine, overlap=overlap, ranks=ranks)
     return trainer, trainer.run(begin(trainer, out, resume), on_step=on_step, stop=stop)
 
 

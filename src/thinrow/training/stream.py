@@ -62,7 +62,7 @@ class StreamTrainer(Trainer):
             )
         self.log, self.wait_s = log, wait_s
         self._idle: NothingNew | None = None
-        self.snapshot_id = 0
+        self.snapshot_id, self._t = 0, -1
         self._make(config, store.pin(), log.example_schema, threads)
         self.loader = follow(
             store,

@@ -25,7 +25,7 @@ from thinrow.testing.rankers import PAIR, world_config
 from thinrow.testing.world import World, make_world
 from thinrow.training import TrainConfig, Trainer, TrainResult, evaluate, score, train
 from thinrow.training.log import LOG
-from thinrow.training.loop import loss_of
+from thinrow.training.step import loss_of
 from thinrow.training.stream import StreamTrainer
 
 both = pytest.mark.parametrize("name", PAIR)

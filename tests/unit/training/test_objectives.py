@@ -19,7 +19,8 @@ from thinrow.serving import Ranker
 from thinrow.testing.rankers import world_config
 from thinrow.testing.world import World, make_world
 from thinrow.training import TrainConfig, evaluate, score, train
-from thinrow.training.loop import Trainer, TrainResult, loss_of
+from thinrow.training.loop import Trainer, TrainResult
+from thinrow.training.step import loss_of
 
 
 @pytest.fixture(scope="module")

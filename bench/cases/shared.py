@@ -4,6 +4,10 @@ Users have a history each and K requests spread over it, with 32 candidates a re
 batch, run the same model and give the same gradients. Units are requests per second; beside them, what memory grows by
 at most in a step of each (Linux).
 
+What there is to gain hangs on where the requests are. Spread evenly over a history of L events, 20 rows have
+20 L / 2 events and 20 L^2 / 6 pairs, one pass L and L^2 / 2: 10 times the events, 6.7 times the pairs, and the
+candidates, which cost alike, on top. Requests that all come late have 20 times of both.
+
 - ``shared``: requests of a user that start at one event run in one pass (``thinrow.jagged.passes``).
 - ``separate``: every request has a pass of its own, through the same kernels.
 
@@ -40,7 +44,7 @@ def run(options: Options) -> Result:
     parameters: dict[str, Any] = {"users": users, "requests_a_user": k, "candidates": _CANDIDATES}
     parameters |= {"model": repr(spec.model)}
     parameters |= {"rounds": rounds, "threads": torch.get_num_threads(), "torch": torch.__version__}
-    result = Result("passes", parameters)
+    result = Result("shared", parameters)
     for length in lengths:
         for shape in ("uniform", "late", "window"):
             rng = np.random.default_rng(0)
