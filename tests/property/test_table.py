@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from thinrow.core.wrap import GOLDEN64, MASK64, mix64
 from thinrow.embeddings import DynamicTable, SparseAdagrad, index
 from thinrow.kernels import BACKENDS, kernel, use
+from thinrow.kernels.numba import threads
 
 # A few keys that meet often, and the ends of the range.
 keys_drawn = st.one_of(st.integers(-3, 12), st.sampled_from([-(2**63), 2**63 - 1]), st.integers(-(2**63), 2**63 - 1))
@@ -136,18 +137,25 @@ def test_row_kernels(data, dtype, width, block_rows):
             np.testing.assert_array_equal(pooled[b], total)
 
 
-@given(st.data(), dtypes, st.integers(1, 9), st.sampled_from([1, 5, 3000, 5_000_000]))
-@settings(max_examples=80)
-def test_sums_by_row(data, dtype, width, n_rows):
+@given(st.data(), dtypes, st.integers(1, 9), st.sampled_from([1, 5, 300, 3000, 5_000_000]), st.sampled_from([1, 3]))
+@settings(max_examples=120)
+def test_sums_by_row(data, dtype, width, n_rows, n_threads):
+    with patch.object(threads, "N_THREADS", n_threads), patch.object(threads, "MIN_BYTES", 1):
+        _check_sums(data, dtype, width, n_rows)
+
+
+def _check_sums(data, dtype, width, n_rows):
     rows = data.draw(hnp.arrays(np.int64, st.integers(0, 30), elements=st.integers(0, n_rows - 1)))
     gradient = data.draw(hnp.arrays(dtype, (len(rows), width), elements=st.floats(-(2.0**100), 2.0**100, width=32)))
-    (distinct, starts, order), _ = both("group_rows", rows, n_rows)
+    (distinct, places), _ = both("distinct_rows", rows, n_rows)
     assert distinct.tolist() == sorted(set(rows.tolist()))
-    for k, row in enumerate(distinct):
-        assert order[starts[k] : starts[k + 1]].tolist() == np.flatnonzero(rows == row).tolist()
+    assert distinct[places].tolist() == rows.tolist()
     if len(rows) and data.draw(st.booleans()):
         gradient[data.draw(st.integers(0, len(rows) - 1)), 0] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
-    bad, (_, _, _, out) = both("sum_groups", gradient, order, starts, np.empty((len(distinct), width), dtype))
+    of = data.draw(st.none() | hnp.arrays(np.int64, len(rows), elements=st.integers(0, max(0, len(rows) - 1))))
+    bad, (_, _, _, out) = both("sum_rows", gradient, of, places, np.empty((len(distinct), width), dtype))
+    if of is not None:
+        gradient = gradient[of]
     expected = np.zeros((len(distinct), width), dtype)
     for k, row in enumerate(distinct):
         at = np.flatnonzero(rows == row)

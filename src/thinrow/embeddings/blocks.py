@@ -5,6 +5,9 @@ With 4 rows a block, 6 rows are two arrays of (4, width), the second half used; 
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.blocks import Blocks
+
+#: Blocks from so many bytes on are memory of their own, in large pages where the system has them (NumPy asks for them).
+_LARGE_BYTES = 1 << 22
+#: The system's numbers for what memory is used for; Python names them where it has them.
+_SMALL_PAGES, _LARGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None), getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 class RowBlocks:
@@ -32,9 +40,18 @@ class RowBlocks:
         return self._n
 
     def grow(self, n_rows: int) -> None:
-        """Grow to ``n_rows`` rows, at least as many as now; new ones hold ``fill``."""
+        """Grow to ``n_rows`` rows, at least as many as now; new ones hold ``fill``.
+
+        A block that fills by and by is in small pages until it is full: the first touch of a large page is a wait for
+        all of it, 4 ms on a virtual machine whose host has not given the memory yet, for rows that come later.
+        """
+        by_and_by = 2 * (n_rows - self._n) < self.block_rows
         while len(self.blocks) * self.block_rows < n_rows:
+            if self.blocks and by_and_by:
+                _advise(self.blocks[-1], _LARGE_PAGES)
             self.blocks.append(np.empty((self.block_rows, self.width), self.dtype))
+            if by_and_by:
+                _advise(self.blocks[-1], _SMALL_PAGES)
         if self.fill is not None:
             for part, _ in self._parts(self._n, n_rows):
                 part[:] = self.fill
@@ -82,3 +99,12 @@ class RowBlocks:
             part = self.blocks[block][within : within + stop - first]
             yield part, first
             first += len(part)
+
+
+def _advise(block: npt.NDArray[Any], advice: int | None) -> None:
+    """Tell the system about the pages of a block; a system that does not know what is meant does as it always does."""
+    if advice is None or sys.platform != "linux" or block.nbytes < _LARGE_BYTES:
+        return
+    begin = -(-block.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (block.ctypes.data + block.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)

@@ -116,11 +116,9 @@ class Shard:
         return self._summed(*self.distinct(keys), gradients)
 
     def _summed(self, keys: Ints, places: Ints, gradient: Floats, of: Ints | None = None) -> tuple[Ints, Floats]:
-        used, starts, order = kernel("group_rows")(places, len(keys))
-        if of is not None:
-            order = of[order]
+        used, among = kernel("distinct_rows")(places, len(keys))
         sums = empty(len(used) * self.table.dim, self.table.dtype).reshape(len(used), self.table.dim)
-        bad = kernel("sum_groups")(gradient, order, starts, sums)
+        bad = kernel("sum_rows")(gradient, of, among, sums)
         if bad >= 0:
             column = int(np.flatnonzero(~np.isfinite(sums[bad]))[0])
             raise gradient_not_finite(int(keys[used[bad]]), float(sums[bad, column]), column)

@@ -508,11 +508,9 @@ class DynamicTable:
         return self._summed(rows, gradients)
 
     def _summed(self, rows: Ints, gradient: Floats, of: Ints | None = None) -> tuple[Ints, Floats]:
-        distinct, starts, order = kernel("group_rows")(rows, len(self))
-        if of is not None:
-            order = of[order]
+        distinct, places = kernel("distinct_rows")(rows, len(self))
         sums = empty(len(distinct) * self.dim, self.dtype).reshape(len(distinct), self.dim)
-        bad = kernel("sum_groups")(gradient, order, starts, sums)
+        bad = kernel("sum_rows")(gradient, of, places, sums)
         self.traffic.sum += (len(rows) + len(distinct)) * self.dim * self.dtype.itemsize
         if bad >= 0:
             column = int(np.flatnonzero(~np.isfinite(sums[bad]))[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from copy import deepcopy
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -154,6 +155,36 @@ def test_growth_moves_no_row():
     assert [b.ctypes.data for b in table.values.blocks[:2]] == address
     np.testing.assert_array_equal(table.read(np.arange(10)), vectors)
     assert table.row_state("s", 1).to_array().tolist() == [[2.0]] * 5_000
+
+
+def flags_of(block):
+    """What the system was told of the memory in the middle of a block, ``hg`` for large pages and ``nh`` for small."""
+    middle, within = block.ctypes.data + block.nbytes // 2, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            first, last = (int(end, 16) for end in name.split("-"))
+            within = first <= middle < last
+        elif within and name == "VmFlags:":
+            return {"hg", "nh"} & set(rest)
+    raise AssertionError("no such memory")
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="large pages are asked for on Linux"
+)
+def test_a_block_that_fills_by_and_by_is_in_small_pages_until_it_is_full():
+    table = DynamicTable(1024, block_rows=1024)
+    table.rows(np.arange(4000), insert=True)
+    assert [flags_of(block) for block in table.values.blocks] == [{"hg"}] * 4
+    table.rows(np.arange(4000, 4200), insert=True)
+    assert [flags_of(block) for block in table.values.blocks[3:]] == [{"hg"}, {"nh"}]
+    for first in range(4200, 5200, 200):
+        table.rows(np.arange(first, first + 200), insert=True)
+    assert [flags_of(block) for block in table.values.blocks[3:]] == [{"hg"}, {"hg"}, {"nh"}]
+    other = DynamicTable(1024)
+    other.rows(np.arange(5200), insert=True)
+    np.testing.assert_array_equal(table.values.to_array(), other.values.to_array())
 
 
 def test_read_only_calls_change_nothing():

@@ -9,6 +9,7 @@ fifth off copies, a third off sums and a tenth off updates.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,18 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from thinrow.core.blocks import addresses_of
+from thinrow.core.pool import empty
 from thinrow.core.wrap import GOLDEN64, MASK64, mix64
-from thinrow.kernels.numba.intrinsics import LINE, address, pass_line, pointer_like, prefetch, prefetch_range
+from thinrow.kernels.numba.intrinsics import (
+    LINE,
+    address,
+    pass_line,
+    pointer_like,
+    popcount,
+    prefetch,
+    prefetch_range,
+    trailing_zeros,
+)
 from thinrow.kernels.numba.jit import njit
 from thinrow.kernels.numba.scalar import GOLDEN, mix
 from thinrow.kernels.numba.threads import even_bounds, slice_count, spread
@@ -33,6 +44,8 @@ _AHEAD = 16
 _PAST_BYTES = 1 << 22
 #: Bits of a row number that one pass of the sort looks at, at most.
 _DIGIT = 11
+#: Rows are marked in a map of all rows while there are so many for a position at most, and sorted above.
+_ROWS_A_POSITION = 64
 
 
 @njit
@@ -160,9 +173,9 @@ def _sort_words(words: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64], bi
 
 
 @njit
-def _group(rows: Ints, low: int, high: int) -> tuple[Ints, Ints, Ints]:
-    """``group_rows`` of the rows in [low, high)."""
-    n, bits = 0, 0
+def _sorted_part(rows: Ints, low: int, high: int) -> tuple[npt.NDArray[np.uint64], int]:
+    """The rows in [low, high), less ``low``, above their positions, sorted; and how many of them differ."""
+    n, bits, differ = 0, 0, 0
     while (high - 1 - low) >> bits > 0:
         bits += 1
     words = np.empty(len(rows), np.uint64)
@@ -172,46 +185,85 @@ def _group(rows: Ints, low: int, high: int) -> tuple[Ints, Ints, Ints]:
         n += (low <= rows[i]) & (rows[i] < high)
     words = words[:n]
     words = _sort_words(words, np.empty_like(words), bits)
-    order, starts = np.empty(n, np.int64), np.empty(n + 1, np.int64)
-    d, previous = 0, np.uint64(0)
     for i in range(n):
-        row = words[i] >> _S32
-        order[i] = np.int64(words[i] & np.uint64(0xFFFFFFFF))
-        if i == 0 or row != previous:
-            starts[d] = i
-            d += 1
-        previous = row
-    starts[d] = n
-    distinct = np.empty(d, np.int64)
-    for k in range(d):
-        distinct[k] = low + np.int64(words[starts[k]] >> _S32)
-    return distinct, starts[: d + 1].copy(), order
+        differ += i == 0 or words[i] >> _S32 != words[i - 1] >> _S32
+    return words, differ
 
 
 @njit
-def _sum(gradient: Floats, order: Ints, starts: Ints, out: Floats, first: int, last: int) -> int:
-    width = gradient.shape[1]
+def _number_sorted(words: npt.NDArray[np.uint64], low: int, first: int, distinct: Ints, places: Ints) -> None:
+    """Number the rows of a ``_sorted_part`` from ``first`` on."""
+    k = first - 1
+    for i in range(len(words)):
+        if i == 0 or words[i] >> _S32 != words[i - 1] >> _S32:
+            k += 1
+            distinct[k] = low + np.int64(words[i] >> _S32)
+        places[words[i] & _LOW] = k
+
+
+@njit
+def _mark(rows: Ints, words: npt.NDArray[np.uint64]) -> Ints:
+    """Sets bit ``row % 64`` of ``words[row // 64, 0]`` of every row; the distinct rows, ascending, and in column 1 how
+    many are before a word's."""
+    for row in rows:
+        words[row >> 6, 0] |= np.uint64(1) << np.uint64(row & 63)
+    n = 0
+    for w in range(len(words)):
+        words[w, 1] = n
+        n += popcount(words[w, 0])
+    distinct, k = np.empty(n, np.int64), 0
+    for w in range(len(words)):
+        word = words[w, 0]
+        while word:
+            distinct[k] = 64 * w + trailing_zeros(word)
+            k += 1
+            word &= word - np.uint64(1)
+    return distinct
+
+
+@njit
+def _place(rows: Ints, words: npt.NDArray[np.uint64], places: Ints, first: int, last: int) -> None:
+    for i in range(first, last):
+        below = (np.uint64(1) << np.uint64(rows[i] & 63)) - np.uint64(1)
+        places[i] = np.int64(words[rows[i] >> 6, 1]) + popcount(words[rows[i] >> 6, 0] & below)
+
+
+@njit
+def _sum(gradient: Floats, of: Ints, places: Ints, out: Floats, low: int, high: int) -> int:
+    """``sum_rows`` of the places in [low, high); an empty ``of`` is none. The positions are gone through in their
+    order: gradients come from memory nearly in order, and sums, which are fewer, mostly from a cache."""
+    width, n = gradient.shape[1], 0
     row_bytes = width * gradient.itemsize
-    base = gradient.ctypes.data
-    bad = -1
-    for k in range(first, last):
-        for j in range(starts[k], starts[k + 1]):
-            if j + _AHEAD < len(order):
-                prefetch_range(base + order[j + _AHEAD] * row_bytes, row_bytes)
-            at = order[j]
-            if j == starts[k]:
-                for c in range(width):
-                    out[k, c] = gradient[at, c]
-            else:
-                for c in range(width):
-                    out[k, c] += gradient[at, c]
+    source, target = np.empty(len(places), np.int64), np.empty(len(places), np.int64)
+    for i in range(len(places)):
+        source[n] = of[i] if len(of) else i
+        target[n] = places[i]
+        n += (low <= places[i]) & (places[i] < high)
+    begin, out_begin = address(gradient), address(out)
+    begun = np.zeros((high - low + 63) >> 6, np.uint64)
+    bad = high
+    for j in range(n):
+        if j + _AHEAD < n:
+            # What comes much later starts the prefetching of the processor itself, since positions ascend.
+            prefetch(begin + source[min(j + 3 * _AHEAD, n - 1)] * row_bytes)
+            prefetch_range(begin + source[j + _AHEAD] * row_bytes, row_bytes)
+            prefetch_range(out_begin + target[j + _AHEAD] * row_bytes, row_bytes)
+        at, k = source[j], target[j]
+        word, bit = (k - low) >> 6, np.uint64(1) << np.uint64((k - low) & 63)
+        if begun[word] & bit:
+            for c in range(width):
+                out[k, c] += gradient[at, c]
+        else:
+            begun[word] |= bit
+            for c in range(width):
+                out[k, c] = gradient[at, c]
         wrong = False
         for c in range(width):
-            # x - x is 0 but for a NaN or an infinity; unlike isfinite it is vectorised.
+            # x - x is 0 but for a NaN or an infinity, which a sum keeps; unlike isfinite it is vectorised.
             wrong |= out[k, c] - out[k, c] != 0
-        if wrong and bad < 0:
+        if wrong and k < bad:
             bad = k
-    return bad
+    return bad if bad < high else -1
 
 
 @njit
@@ -364,26 +416,29 @@ def pool_rows(blocks: Sequence[Floats], n_rows: int, rows: Ints, bounds: Ints, o
     return _first(spread(lambda a, b: _pool(addresses, shift, n_rows, rows, bounds, out, a, b), ends))
 
 
-def group_rows(rows: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
+def distinct_rows(rows: Ints, n_rows: int) -> tuple[Ints, Ints]:
     if max(len(rows), n_rows) > 1 << 32:
         # Row and position do not fit in a word.
-        return reference.group_rows(rows, n_rows)
-    parts = slice_count(2 * rows.nbytes)
-    # A part a thread, of about equally many positions: low rows are those of the keys that came first, often used ones.
-    sample = np.sort(rows[:: max(1, len(rows) // 1024)])
-    cuts = [0, *(int(sample[len(sample) * k // parts]) for k in range(1, parts)), n_rows]
-    found = spread(lambda a, b: _group(rows, cuts[a], cuts[b]), range(parts + 1))
-    if parts == 1:
-        return found[0]
-    distinct, starts, order = zip(*found, strict=True)
-    before = np.cumsum([0, *map(len, order)])
-    ends = [s[1:] + n for s, n in zip(starts, before[:-1], strict=True)]
-    return np.concatenate(distinct), np.concatenate([[0], *ends]), np.concatenate(order)
+        return reference.distinct_rows(rows, n_rows)
+    places = empty(len(rows), np.int64)
+    if n_rows <= _ROWS_A_POSITION * len(rows):
+        words = np.zeros(((n_rows + 63) >> 6, 2), np.uint64)
+        distinct = _mark(rows, words)
+        spread(lambda a, b: _place(rows, words, places, a, b), even_bounds(len(rows), LINE))
+        return distinct, places
+    # A part a thread: low rows are those of the keys that came first, often used ones.
+    cuts = _even_cuts(rows, slice_count(2 * rows.nbytes), n_rows)
+    parts = spread(lambda a, b: _sorted_part(rows, a, b), cuts)
+    ends = [0, *accumulate(differ for _, differ in parts)]
+    distinct = np.empty(ends[-1], np.int64)
+    spread(lambda k, _: _number_sorted(parts[k][0], cuts[k], ends[k], distinct, places), range(len(cuts)))
+    return distinct, places
 
 
-def sum_groups(gradient: Floats, order: Ints, starts: Ints, out: Floats) -> int:
-    bounds = _bounds_of_equal_parts(starts, len(order), _row_bytes(gradient))
-    return _first(spread(lambda a, b: _sum(gradient, order, starts, out, a, b), bounds))
+def sum_rows(gradient: Floats, of: Ints | None, places: Ints, out: Floats) -> int:
+    given = np.empty(0, np.int64) if of is None else of
+    cuts = _even_cuts(places, slice_count(len(places) * _row_bytes(gradient)), len(out))
+    return _first(spread(lambda a, b: _sum(gradient, given, places, out, a, b), cuts))
 
 
 def adagrad_rows(
@@ -437,6 +492,12 @@ def _bounds_of_equal_parts(starts: Ints, n: int, item_bytes: int) -> list[int]:
     count = slice_count(n * item_bytes)
     ends = np.searchsorted(starts[1:], [n * k // count for k in range(1, count)], side="right")
     return [0, *ends.tolist(), len(starts) - 1]
+
+
+def _even_cuts(numbers: Ints, parts: int, n: int) -> list[int]:
+    """Slices of [0, n) with about equally many of ``numbers`` each, by a sample of these."""
+    sample = np.sort(numbers[:: max(1, len(numbers) // 1024)])
+    return [0, *(int(sample[len(sample) * k // parts]) for k in range(1, parts)), n]
 
 
 def _shift(blocks: Sequence[npt.NDArray[Any]]) -> int:

@@ -78,23 +78,22 @@ def pool_rows(blocks: Sequence[Floats], n_rows: int, rows: Ints, bounds: Ints, o
     return bad
 
 
-def group_rows(rows: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
-    """Positions of equal rows together; ``rows`` are in [0, n_rows).
+def distinct_rows(rows: Ints, n_rows: int) -> tuple[Ints, Ints]:
+    """The distinct ones of ``rows`` (n,), which are in [0, n_rows), ascending, and of each row its place among them."""
+    distinct, places = np.unique(rows, return_inverse=True)
+    return distinct, places.astype(np.int64, copy=False)
 
-    Returns the distinct rows (d,) ascending, ``starts`` (d + 1,) and ``order`` (n,), all int64: the positions of the
-    k-th distinct row are ``order[starts[k]:starts[k + 1]]``, ascending.
+
+def sum_rows(gradient: Floats, of: Ints | None, places: Ints, out: Floats) -> int:
+    """``out[p]`` = the sum of ``gradient[of[i]]`` of all positions i with ``places[i] == p``, added in their order;
+    without ``of`` that of ``gradient[i]``. ``out`` is (d, width), and every place in [0, d) there.
+
+    Returns the first place whose sum has a NaN or an infinity, or -1.
     """
-    order = np.argsort(rows, kind="stable")
-    by_row = rows[order]
-    first = np.flatnonzero(np.diff(by_row, prepend=-1) != 0)
-    return by_row[first], np.append(first, len(rows)), order
-
-
-def sum_groups(gradient: Floats, order: Ints, starts: Ints, out: Floats) -> int:
-    """``out[k]`` = the sum of ``gradient[order[starts[k]:starts[k + 1]]]``, added in this order, one by one.
-
-    No group is empty. Returns the first group whose sum has a NaN or an infinity, or -1.
-    """
+    order = np.argsort(places, kind="stable")
+    starts = np.searchsorted(places[order], np.arange(len(out) + 1))
+    if of is not None:
+        order = of[order]
     sizes = np.diff(starts)
     out[:] = gradient[order[starts[:-1]]]
     for k in range(1, int(sizes.max(initial=1))):
