@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from thinrow.checkpoints import ServingTable
 from thinrow.core.routing import Routing
 from thinrow.serving.lookups import Bags, EmbeddingClient
+from thinrow.serving.lookups.server import LOOPS
 from thinrow.testing.lookups import over_the_wire, pooled_by_hand, servers, write_exports
 
 _WAYS = list(itertools.product((0, 2), ("float32", "float16", "int8")))
@@ -45,9 +46,10 @@ def _bags(draw: st.DrawFn) -> Bags:
     return Bags(keys, bounds, draw(st.sampled_from(["sum", "mean"])), weights)
 
 
-@settings(max_examples=15)
+@settings(max_examples=25)
 @given(
     way=st.sampled_from(_WAYS),
+    loop=st.sampled_from(LOOPS),
     cuts=st.lists(st.integers(1, (1 << 64) - 1), max_size=3, unique=True),
     wire=st.sampled_from(["float32", "float16", "int8"]),
     reads=st.lists(
@@ -56,13 +58,15 @@ def _bags(draw: st.DrawFn) -> Bags:
         max_size=3,
     ),
 )
-def test_answers_are_those_of_the_mapped_table(folders, way, cuts, wire, reads) -> None:  # type: ignore[no-untyped-def]
+def test_answers_are_those_of_the_mapped_table(folders, way, loop, cuts, wire, reads) -> None:  # type: ignore[no-untyped-def]
     routing = Routing((0, *sorted(cuts)))
-    addresses = [f"memory:lookups-{next(_names)}" for _ in range(len(routing))]
+    # The compiled loop has sockets alone.
+    address = "tcp:127.0.0.1:0" if loop == "compiled" else f"memory:lookups-{next(_names)}-%d"
+    addresses = [address.replace("%d", str(shard)) for shard in range(len(routing))]
     where = {"user.": folders[way][0], "item.": folders[way][0], "": folders[way][1]}
     with (
-        servers(folders[way], addresses, routing) as _,
-        EmbeddingClient([[a] for a in addresses], routing=routing, deadline_s=60, dtype=wire) as client,
+        servers(folders[way], addresses, routing, loop=loop) as started,
+        EmbeddingClient([[a] for _, a in started], routing=routing, deadline_s=60, dtype=wire) as client,
     ):
         for wanted in reads:
             answer = client.read(wanted)

@@ -167,6 +167,15 @@ class ServingTable:
         found, opened = newest_of(path, layers, writer=WRITER)
         return cls(found.path, prefix, opened, serve, check)
 
+    def mapped_parts(self) -> list[tuple[int, int, _Part]]:
+        """The first and last mixed key of each file's range, and what of it is mapped; the newest first."""
+        found = []
+        for layer in reversed(self._layers):
+            for shard, part in layer.parts.items():
+                first, end = layer.routing.bounds(shard)
+                found.append((first, end - 1, part))
+        return found
+
     def newest(self) -> ServingTable:
         """The newest whole export beside this one, or this one; what both rest on is not read again.
 

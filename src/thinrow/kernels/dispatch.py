@@ -14,6 +14,7 @@ and hand tensors of CUDA devices to ``kernels.triton``.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -143,6 +144,10 @@ DEVICE_KERNELS: dict[str, str] = {
 #: Kernel of tensors on a CUDA device -> module of ``kernels.triton`` that defines it.
 CUDA_KERNELS: dict[str, str] = {"hstu_attention": "hstu"}
 
+#: Compiled loop -> module of ``kernels.numba`` that defines it, on Linux. What these
+#: loops of input and output do is defined by plain Python code of those who call them.
+LOOPS: dict[str, str] = {"serve_frames": "engine", "add_shared": "sockets"}
+
 #: Modules whose fast backend is written in torch, not numba.
 _TORCH_MODULES = ("hstu", "dense", "losses")
 
@@ -190,6 +195,15 @@ def cuda_kernel(name: str) -> Callable[..., Any]:
         raise MissingExtraError("triton", "triton") from error
     found: Callable[..., Any] = getattr(module, name)
     return found
+
+
+def compiled_loop(name: str) -> Callable[..., Any] | None:
+    """The loop ``name``; None where there is none: on other systems than Linux, or with another backend than numba."""
+    if _active != "numba" or sys.platform != "linux":
+        return None
+    found: Callable[..., Any] = getattr(importlib.import_module(f"thinrow.kernels.numba.{LOOPS[name]}"), name)
+    # With NUMBA_DISABLE_JIT it is a plain function, which calls no C.
+    return found if hasattr(found, "py_func") else None
 
 
 def active() -> str:

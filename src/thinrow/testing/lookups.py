@@ -80,13 +80,17 @@ def over_the_wire(values: Floats, dtype: str) -> Floats:
 
 @contextmanager
 def servers(
-    folders: Sequence[Path], addresses: Sequence[str], routing: Routing, limits: ServerLimits | None = None
+    folders: Sequence[Path],
+    addresses: Sequence[str],
+    routing: Routing,
+    limits: ServerLimits | None = None,
+    loop: str | None = None,
 ) -> Iterator[list[tuple[EmbeddingServer, str]]]:
     """A server a shard, and where each listens."""
     found = []
     try:
         for shard, address in enumerate(addresses):
-            server = EmbeddingServer(ServedTables.open(folders, shard=shard, routing=routing), limits)
+            server = EmbeddingServer(ServedTables.open(folders, shard=shard, routing=routing), limits, loop=loop)
             found.append((server, server.listen(address).address))
         yield found
     finally:

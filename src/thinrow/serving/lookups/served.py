@@ -13,7 +13,7 @@ new one at different times can be asked for the same.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from thinrow.core.errors import InputError, StoreError
 from thinrow.core.routing import Routing
 from thinrow.core.wrap import mix64_words
 from thinrow.kernels import kernel
+from thinrow.serving.lookups.catalog import Catalog, catalog_of
+from thinrow.serving.lookups.frames import Status
 from thinrow.serving.lookups.messages import Ask, Floats, Pooling, Request, Rows, encoded
 
 #: Versions of an export that can be asked for.
@@ -47,6 +49,20 @@ class Misrouted(InputError):
 
 class OtherVersion(InputError):
     """The version that was asked for is not here, or not any longer."""
+
+
+#: Status of an error; the first that fits.
+_STATUS = (
+    (UnknownTable, Status.UNKNOWN_TABLE),
+    (Misrouted, Status.MISROUTED),
+    (OtherVersion, Status.OTHER_VERSION),
+    (InputError, Status.INVALID),
+)
+
+
+def status_of(error: Exception) -> Status:
+    """What a reply says of a request that failed so."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), Status.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +116,8 @@ class ServedTables:
         self._where = {name: number for number, one in enumerate(sets) for name in one.tables}
         self.low, self.end = low, end
         self._refreshing = threading.Lock()
+        #: Called when there are newer versions.
+        self.watchers: list[Callable[[], None]] = []
 
     @classmethod
     def open(
@@ -156,7 +174,14 @@ class ServedTables:
                 if newest is not kept[0]:
                     self._exports[number] = (newest, *kept[: _KEPT - 1])
                     changed = True
+            for watcher in self.watchers if changed else ():
+                watcher()
             return changed
+
+    def catalog(self) -> Catalog:
+        """What is served now, for a compiled loop."""
+        exports = list(self._exports)
+        return catalog_of([[(one.version, one.tables) for one in kept] for kept in exports], self.low, self.end)
 
     def versions(self) -> dict[str, Version]:
         """Table -> its newest version here."""
@@ -268,4 +293,4 @@ def _tables_in(path: Path) -> list[str]:
     return newest_of(path, names, writer=WRITER)[1]
 
 
-__all__ = ["Misrouted", "OtherVersion", "ServedTables", "UnknownTable", "pooled"]
+__all__ = ["Misrouted", "OtherVersion", "ServedTables", "UnknownTable", "pooled", "status_of"]

@@ -1,4 +1,5 @@
-"""EmbeddingServer: rows and partial sums of tables over connections, a thread each, within stated bounds.
+"""EmbeddingServer: rows and partial sums of tables over connections, within stated bounds: in engines of a compiled
+loop, or in this plain one, a thread a connection.
 
 Worked example::
 
@@ -26,23 +27,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinrow.core.errors import InputError, ProtocolError, ThinrowError
+from thinrow.serving.lookups.engines import Engines, available
 from thinrow.serving.lookups.frames import HEADER_BYTES, Frame, FrameReader, Header, Kind, Status, frame
 from thinrow.serving.lookups.messages import Request, encode_reply, parse_request
-from thinrow.serving.lookups.served import Misrouted, OtherVersion, ServedTables, UnknownTable
+from thinrow.serving.lookups.served import ServedTables, status_of
 from thinrow.serving.lookups.stats import Stats
-from thinrow.serving.lookups.streams import Listener, Stream, listen, wait
+from thinrow.serving.lookups.streams import Listener, SocketStream, Stream, listen, wait
 
 log = logging.getLogger(__name__)
 
 #: Of a request that is read over: all that a header can say.
 _MOST_BYTES = (1 << 32) - 1
-#: Status of an error; the first that fits.
-_STATUS = (
-    (UnknownTable, Status.UNKNOWN_TABLE),
-    (Misrouted, Status.MISROUTED),
-    (OtherVersion, Status.OTHER_VERSION),
-    (InputError, Status.INVALID),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +51,8 @@ class ServerLimits:
     waiting: requests that may wait for their turn to look up, of all connections.
     frame_s: a frame that has begun ends within it.
     send_s: an answer is read within it.
+    engines: threads of the compiled loop; None for as many as look-ups that run at once, a processor each at most.
+    migrate: connections move from an engine whose requests wait to one that has nothing to do.
     """
 
     connections: int = 256
@@ -66,6 +63,8 @@ class ServerLimits:
     waiting: int = 64
     frame_s: float = 10.0
     send_s: float = 5.0
+    engines: int | None = None
+    migrate: bool = True
 
 
 class _Amount:
@@ -91,22 +90,41 @@ class _Amount:
         return self.whole - self._left
 
 
+LOOPS = ("compiled", "python")
+
+
 class EmbeddingServer:
     """Serves until it is closed.
 
     Attributes:
-        tables: what it serves; ``refresh`` them whenever.
+        tables: what it serves; ``refresh`` them whenever, or put others in their place.
         stats: what it counted.
         draining: new requests are answered DRAINING.
     """
 
-    def __init__(self, tables: ServedTables, limits: ServerLimits | None = None) -> None:
-        self.tables, self.limits, self.stats = tables, limits or ServerLimits(), Stats()
-        lookups = self.limits.lookups or len(os.sched_getaffinity(0))
-        self.memory = _Amount(self.limits.memory_bytes)
-        self.turns = threading.Semaphore(lookups)
-        self.inside = _Amount(lookups + self.limits.waiting)
+    def __init__(self, tables: ServedTables, limits: ServerLimits | None = None, *, loop: str | None = None) -> None:
+        """
+        Args:
+            loop: of connections over sockets: ``compiled``, or ``python``, a thread a connection, which is what the
+                first is held to. None for the first where this system has it. In memory it is always the second.
+
+        Raises:
+            InputError: there is no such loop, or not here.
+        """
+        if loop not in (None, *LOOPS) or (loop == "compiled" and not available()):
+            raise InputError(f"loop={loop!r}; it must be one of {', '.join(LOOPS)}, the first on Linux alone")
+        self._tables, self.limits, self.stats = tables, limits or ServerLimits(), Stats()
         self.draining = self.closed = False
+        processors = len(os.sched_getaffinity(0))
+        lookups = self.limits.lookups or processors
+        self.engines: Engines | None = None
+        self.memory: Any = _Amount(self.limits.memory_bytes)
+        self.turns: Any = threading.Semaphore(lookups)
+        self.inside: Any = _Amount(lookups + self.limits.waiting)
+        if loop == "compiled" or (loop is None and available()):
+            self.engines = Engines(self, self.limits.engines or min(lookups, processors))
+            self.memory, self.turns, self.inside = self.engines.memory, self.engines.turns, self.engines.inside
+        self.tables = tables
         self._listeners: list[Listener] = []
         self._accepting: list[threading.Thread] = []
         self._connections: set[_Connection] = set()
@@ -118,6 +136,18 @@ class EmbeddingServer:
             "draining": lambda: float(self.draining),
             "step": lambda: max(version.step for version in tables.versions().values()),
         }
+
+    @property
+    def tables(self) -> ServedTables:
+        """What is served."""
+        return self._tables
+
+    @tables.setter
+    def tables(self, tables: ServedTables) -> None:
+        self._tables = tables
+        if self.engines is not None:
+            tables.watchers.append(self.engines.renew)
+            self.engines.renew()
 
     def listen(self, address: str) -> Listener:
         """Take connections at ``address`` on a thread of their own. Raises as ``streams.listen``."""
@@ -165,7 +195,10 @@ class EmbeddingServer:
             stream.close()
             return
         try:
-            threading.Thread(target=self._run, args=(connection,), name="thinrow-lookups", daemon=True).start()
+            if self.engines is not None and isinstance(stream, SocketStream):
+                self.engines.serve(stream)
+            else:
+                threading.Thread(target=self._run, args=(connection,), name="thinrow-lookups", daemon=True).start()
         except RuntimeError:
             # The system gives no more threads.
             with self._lock:
@@ -190,6 +223,17 @@ class EmbeddingServer:
             with self._lock:
                 self._connections.discard(connection)
 
+    def hello(self) -> bytes:
+        """What the first frame of a connection says."""
+        limits = {"credits": self.limits.credits, "request_bytes": self.limits.request_bytes}
+        return json.dumps(self.tables.describe() | limits).encode()
+
+    def forget(self, stream: Stream) -> None:
+        """A connection of an engine has ended."""
+        stream.close()
+        with self._lock:
+            self._connections = {one for one in self._connections if one.stream is not stream}
+
     def refresh_every(self, seconds: float) -> None:
         """Take up newer versions of the tables, on a thread of its own, until the server is closed."""
 
@@ -209,11 +253,14 @@ class EmbeddingServer:
     def drain(self, timeout_s: float = 5.0) -> bool:
         """Refuse new connections and requests, and wait until those inside are answered. Returns whether all were."""
         self.draining = True
+        if self.engines is not None:
+            self.engines.drain()
         for listener in self._listeners:
             listener.close()
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
-            if not any(connection.inside for connection in list(self._connections)):
+            held = self.engines is not None and self.engines.holds
+            if not held and not any(connection.inside for connection in list(self._connections)):
                 return True
             time.sleep(0.005)
         return False
@@ -224,6 +271,9 @@ class EmbeddingServer:
         self._ended.set()
         for listener in self._listeners:
             listener.close()
+        if self.engines is not None:
+            # First, since they close what they serve themselves.
+            self.engines.close()
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
@@ -247,11 +297,7 @@ class _Connection:
         return bool(self.pending) or self.busy or self._held > 0
 
     def run(self) -> None:
-        hello = self.server.tables.describe() | {
-            "credits": self.limits.credits,
-            "request_bytes": self.limits.request_bytes,
-        }
-        self._send(frame(Kind.HELLO, 0, [json.dumps(hello).encode()]))
+        self._send(frame(Kind.HELLO, 0, [self.server.hello()]))
         while True:
             self._take_frames()
             if self.pending:
@@ -340,8 +386,7 @@ class _Connection:
         except ThinrowError as error:
             if isinstance(error, ProtocolError):
                 raise
-            status = next((status for kind, status in _STATUS if isinstance(error, kind)), Status.FAILED)
-            self._refuse(header, status, str(error))
+            self._refuse(header, status_of(error), str(error))
         finally:
             self._let_go_to(held)
 
@@ -370,7 +415,7 @@ class _Connection:
             server.inside.give(1)
 
     def _hold(self, n: int) -> bool:
-        taken = self.server.memory.take(n)
+        taken: bool = self.server.memory.take(n)
         self._held += n * taken
         return taken
 

@@ -27,6 +27,8 @@ class Stats:
         self._counts = Counter[tuple[str, str]]()
         self._times, self._seconds = [0] * (len(BUCKETS) + 1), 0.0
         self.gauges: dict[str, Callable[[], float]] = {}
+        #: What others count: numbers by name and label; times a bucket, and their sum in seconds.
+        self.sources: list[Callable[[], tuple[dict[tuple[str, str], int], list[int], float]]] = []
 
     def after_fork(self) -> None:
         """In a child process: whichever thread held the lock is not here to let it go."""
@@ -47,8 +49,11 @@ class Stats:
         """Name -> label -> count."""
         out: dict[str, dict[str, int]] = {}
         with self._lock:
-            for (name, label), n in self._counts.items():
-                out.setdefault(name, {})[label] = n
+            counts = Counter(self._counts)
+        for source in self.sources:
+            counts.update(source()[0])
+        for (name, label), n in counts.items():
+            out.setdefault(name, {})[label] = n
         return out
 
     def total(self, name: str) -> int:
@@ -58,7 +63,11 @@ class Stats:
     def times(self) -> tuple[list[int], float]:
         """How many times fell into each bucket, the last without end; and their sum."""
         with self._lock:
-            return list(self._times), self._seconds
+            times, seconds = list(self._times), self._seconds
+        for source in self.sources:
+            _, more, longer = source()
+            times, seconds = [a + b for a, b in zip(times, more, strict=True)], seconds + longer
+        return times, seconds
 
 
 def prometheus_text(stats: Stats, prefix: str) -> str:
