@@ -21,7 +21,7 @@ from thinrow.core.errors import Erased, InputError, ObjectNotFound, StoreError
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.budget import BatchBudget
 from thinrow.dpp.engines import Engine, EngineChoice, EngineName, Processes, Shared, Threads, engine_of
-from thinrow.dpp.merge import BatchMaker, Whole, merge
+from thinrow.dpp.merge import BatchMaker, Whole, merge, poisoned_of
 from thinrow.dpp.order import Order
 from thinrow.dpp.poison import OnPoison, Poisoned, Quarantine, QuarantineFile
 from thinrow.dpp.row_filter import RowFilter
@@ -54,8 +54,8 @@ class LoaderStats(ReadStats):
         restarts: workers that ended and were replaced.
         copied_bytes: bytes that were copied between workers and reader; 0 with threads, and with processes unless
             batches are kept.
-        poisoned: examples that were left out because they cannot be made, see ``SessionSpec.on_poison``; those that
-            were read ahead, too.
+        poisoned: examples of these batches that were left out because they cannot be made, see
+            ``SessionSpec.on_poison``.
     """
 
     batches: int = 0
@@ -111,7 +111,9 @@ class Loader:
         self._engine: Engine[Produced] | Engine[Whole] | None = None
         self._t, self._given = -1, False
         policy = spec.on_poison
-        self._quarantine = QuarantineFile(policy.path) if isinstance(policy, Quarantine) else None
+        self._quarantine: QuarantineFile | None = None
+        if isinstance(policy, Quarantine):
+            self._quarantine = QuarantineFile(policy.path, spec.snapshot_id, spec.rows)
 
     @property
     def engine(self) -> Engine[Produced] | Engine[Whole] | None:
@@ -180,7 +182,8 @@ class Loader:
                     made = engine.next()
                 except StopIteration:
                     return
-                self._account(engine, made.stats, made.n_read, made.poisoned)
+                self._account(engine, made.stats, made.n_read)
+                self._leave_out(made.poisoned)
                 if made.again is not None:
                     made.again.maker = maker
                 yield made.batch
@@ -206,7 +209,7 @@ class Loader:
                 try:
                     while fetched < bases.stop:
                         held[fetched] = produced = engine.next()
-                        self._account(engine, produced.stats, len(produced.rows), produced.poisoned)
+                        self._account(engine, produced.stats, len(produced.rows))
                         fetched += 1
                 except StopIteration:
                     return
@@ -216,6 +219,7 @@ class Loader:
                 refs = order.batch(self._t + 1, self.rank, self.n_ranks)
                 batch = merge(held, refs, self._t + 1)
                 self.stats.clock("batch", since)
+                self._leave_out(poisoned_of(held, refs, order))
                 yield batch
         finally:
             self._leave()
@@ -284,7 +288,7 @@ class Loader:
     def _has(self, t: int) -> bool:
         return self.n_batches is None or t < self.n_batches
 
-    def _account(self, engine: Engine[Any], stats: ReadStats, n_read: int, poisoned: Sequence[Poisoned]) -> None:
+    def _account(self, engine: Engine[Any], stats: ReadStats, n_read: int) -> None:
         figures = engine.waited_s, engine.restarts, engine.copied_bytes
         waited, restarts, copied = (now - before for now, before in zip(figures, self._figures, strict=True))
         self._figures = figures
@@ -294,9 +298,12 @@ class Loader:
         self.stats.add(stats)
         if self._count is not None:
             self._count(stats, n_read)
+
+    def _leave_out(self, poisoned: Sequence[Poisoned]) -> None:
         for one in poisoned:
-            self.stats.poisoned += one.rows
-            _log.warning("left out %d rows from row %d of split %d: %s", one.rows, one.row, one.split, one.message)
+            self.stats.poisoned += one.left_out
+            where = one.left_out, one.row, one.split
+            _log.warning("left out %d examples at row %d of split %d: %s", *where, one.message)
         if self._quarantine is not None:
             self._quarantine.add(poisoned)
 
@@ -427,7 +434,13 @@ def _over(
     # A base batch ends within a row group, which the next one of its split goes on with.
     cached_rows = (2 * spec.interleave + spec.workers) * (ROW_GROUP_ROWS + spec.base_rows)
     source = TableSource(
-        table, snapshot_id, generation, cached_rows=cached_rows, rows=spec.rows, shared_bytes=spec.cache_bytes
+        table,
+        snapshot_id,
+        generation,
+        cached_rows=cached_rows,
+        rows=spec.rows,
+        shared_bytes=spec.cache_bytes,
+        skip_damaged=spec.on_poison != "fail",
     )
     order = spec.order(source.split_rows, None if spec.budget is None else source.sizes())
     hold, count = partial(_held, generation), partial(count_read, generation, spec.projection)

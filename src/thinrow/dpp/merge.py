@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -43,6 +43,18 @@ def merge(held: Mapping[int, Produced], refs: RowRefs, t: int) -> Batch:
         n_before += len(part)
         parts.append(part)
     return Batch.concat(parts).take(position[position >= 0], t)
+
+
+def poisoned_of(held: Mapping[int, Produced], refs: RowRefs, order: Order) -> list[Poisoned]:
+    """What of ``refs`` was left out; other rows of these base batches are for other batches and ranks to tell."""
+    found = []
+    for v, produced in held.items():
+        if not produced.poisoned:
+            continue
+        rows = order.base(v).first_row + refs.row[refs.v == v]
+        counts = [(one, one.among(rows)) for one in produced.poisoned]
+        found += [replace(one, left_out=n) for one, n in counts if n]
+    return found
 
 
 class Again:
@@ -117,5 +129,5 @@ class BatchMaker:
         held = dict(zip(bases, made, strict=True))
         for produced in made:
             stats.add(produced.stats)
-        poisoned = tuple(chain.from_iterable(p.poisoned for p in held.values()))
+        poisoned = tuple(p for p in chain.from_iterable(p.poisoned for p in held.values()) if p.left_out)
         return merge(held, refs, t), stats, sum(len(p.rows) for p in held.values()), poisoned

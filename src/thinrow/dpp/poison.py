@@ -13,17 +13,24 @@ memory, arguments.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import IO, Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from thinrow.core.errors import CorruptionError, InputError, StoreError, ThinrowError
+from thinrow.dpp.row_filter import RowFilter
 
-_FORMAT = 1
+Ints = npt.NDArray[np.int64]
+
+_FORMAT = 2
 _MAX_TEXT = 2_000
 T = TypeVar("T")
 
@@ -55,10 +62,11 @@ class Poisoned:
 
     Attributes:
         split, row: where the example is: its bucket, and its place among the rows that are read of it.
-        rows: how many rows cannot be read; 1 for an example.
+        rows: how many rows from there cannot be read, those of a base batch; 1 for an example.
         request_id, user: of the example; None where the row itself cannot be read.
         error: name of the error's type.
         message: what it said.
+        left_out: how many examples of a reader's batches that is. Base batches are cut into batches and over ranks.
     """
 
     split: int
@@ -68,6 +76,11 @@ class Poisoned:
     user: int | str | None
     error: str
     message: str
+    left_out: int = 1
+
+    def among(self, rows: Ints) -> int:
+        """How many of these rows of its split it is, or covers."""
+        return int(np.count_nonzero((rows >= self.row) & (rows < self.row + self.rows)))
 
 
 def poisoned_by(error: Exception) -> bool:
@@ -94,47 +107,81 @@ def halve(make: Callable[[int, int], T], first: int, stop: int, poisoned: Callab
     return halve(make, first, middle, poisoned) + halve(make, middle, stop, poisoned)
 
 
-def told(error: Exception) -> dict[str, str]:
+def told(error: Exception) -> tuple[str, str]:
     """What ``Poisoned`` says of an error."""
-    return {"error": type(error).__name__, "message": str(error)[:_MAX_TEXT]}
+    return type(error).__name__, str(error)[:_MAX_TEXT]
 
 
 class QuarantineFile:
-    """The file of a ``Quarantine``: what it holds already is not written again, in another epoch or a resumed run."""
+    """The file of a ``Quarantine``: what it holds already is not written again, in another epoch, a resumed run or at
+    another rank. An example is known by request and user; rows that cannot be read by snapshot, filter and place.
 
-    def __init__(self, path: str | Path) -> None:
+    Args:
+        path: of the file.
+        snapshot_id, rows: of the run; they go into each line, since rows are counted in what they leave.
+    """
+
+    def __init__(self, path: str | Path, snapshot_id: int = 0, rows: RowFilter | None = None) -> None:
         """Raises InputError: the file is something else, or its folder is not there."""
         self._path = Path(path)
-        self._held: set[tuple[int, int]] = set()
+        self._run = {"snapshot_id": snapshot_id, "filter": asdict(rows or RowFilter())}
+        self._held: set[str] = set()
+        self._seen = 0
         if not self._path.parent.is_dir():
             raise InputError(f"no folder {self._path.parent} for the quarantine file {self._path.name}; make it first")
-        try:
-            lines = self._path.read_bytes().splitlines()
-        except FileNotFoundError:
-            lines = []
-        for line in lines:
-            # What a killed run or a full disk left of a line is passed over, wherever the next run went on behind it.
-            with suppress(ValueError, KeyError, TypeError):
-                held: dict[str, Any] = json.loads(line)
-                self._held.add((held["split"], held["row"]))
-        if len(lines) > 1 and not self._held:
+        lines = 0
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
+            lines = self._take_in(file)
+        if lines > 1 and not self._held:
             raise InputError(f"no line of {self._path} is a quarantined example; name another file for them")
 
     def add(self, found: Iterable[Poisoned]) -> None:
         """Append those that are new. Raises OSError."""
-        new = [p for p in found if (p.split, p.row) not in self._held]
-        if not new:
+        lines = {_key(line): line for line in (self._line(p) for p in found)}
+        if lines.keys() <= self._held:
             return
-        text = "".join(json.dumps({"format": _FORMAT, **asdict(p)}) + "\n" for p in new)
-        with self._path.open("ab") as file:
+        with self._path.open("a+b") as file:
+            # Where the file system knows no locks, ranks may write the same twice.
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            self._take_in(file)
+            new = {k: line for k, line in lines.items() if k not in self._held}
+            if not new:
+                return
+            torn = file.tell() and self._last_byte(file) != b"\n"
             # Behind a torn line a new one begins.
-            torn = file.tell() and self._last_byte() != b"\n"
-            file.write(b"\n" * bool(torn) + text.encode())
+            file.write(b"\n" * bool(torn) + "".join(json.dumps(line) + "\n" for line in new.values()).encode())
             file.flush()
             os.fsync(file.fileno())
-        self._held |= {(p.split, p.row) for p in new}
+            self._seen = file.tell()
+        self._held |= new.keys()
 
-    def _last_byte(self) -> bytes:
-        with self._path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read()
+    def _line(self, one: Poisoned) -> dict[str, Any]:
+        told = asdict(one)
+        del told["left_out"]
+        return {"format": _FORMAT, **told, **self._run}
+
+    def _take_in(self, file: IO[bytes]) -> int:
+        """What others, and earlier runs, have written since; how many lines."""
+        file.seek(self._seen)
+        data = file.read()
+        self._seen += len(data)
+        lines = data.splitlines()
+        for line in lines:
+            # What a killed run or a full disk left of a line is passed over, wherever the next run went on behind it.
+            with suppress(ValueError, KeyError, TypeError):
+                self._held.add(_key(json.loads(line)))
+        return len(lines)
+
+    @staticmethod
+    def _last_byte(file: IO[bytes]) -> bytes:
+        file.seek(-1, os.SEEK_END)
+        return file.read()
+
+
+def _key(line: dict[str, Any]) -> str:
+    """What a line is known by. Those of format 1 say nothing of snapshot and filter. Raises KeyError."""
+    if line["request_id"] is not None:
+        return json.dumps([line["request_id"], line["user"]])
+    place = [line["split"], line["row"], line["rows"]]
+    return json.dumps([line.get("snapshot_id"), line.get("filter"), place], sort_keys=True)

@@ -1,4 +1,4 @@
-"""How many workers a reader can use, and what holds it up: storage, worker CPU, transport or the trainer.
+"""How many workers a reader can use, and what holds it up: storage, worker CPU, processors, transport, the trainer.
 
 Worked trace, one line an interval::
 
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 STALL = 0.01
 #: What one more worker must bring, as a share of the rate.
 _GAIN = 0.05
-#: Of the time of busy workers: CPU above it is what they need, below it they wait for storage.
+#: Of the time of busy workers: CPU above it is what they need; with what they waited for a processor above it, they
+#: would need it; below it they wait for storage.
 _CPU = 0.6
 #: Of all workers: those that wait to hand an item over.
 _BLOCKED = 0.5
@@ -36,6 +37,7 @@ class Sample:
         workers: at its end.
         busy_s, blocked_s: worker seconds spent on making items; on waiting for memory to hand them over.
         cpu_s: CPU seconds of the workers; None where they cannot be told.
+        queued_s: seconds that workers were ready to run, and others had the processors.
         depth: share of the window that waited for the reader, on average.
     """
 
@@ -46,6 +48,7 @@ class Sample:
     busy_s: float
     blocked_s: float
     cpu_s: float | None
+    queued_s: float
     depth: float
 
     @property
@@ -65,7 +68,8 @@ class Decision:
 
     Attributes:
         workers: that can be used from now on.
-        bottleneck: "storage", "worker cpu", "workers" (CPU not known), "transport", "trainer" or "unknown".
+        bottleneck: "storage", "worker cpu", "processors", "workers" (CPU not known), "transport", "trainer" or
+            "unknown".
         why: the evidence, in one line.
     """
 
@@ -84,7 +88,9 @@ def bottleneck_of(s: Sample) -> str:
         return "transport"
     if s.cpu_s is None:
         return "workers"
-    return "worker cpu" if s.cpu_s >= _CPU * s.busy_s else "storage"
+    if s.cpu_s >= _CPU * s.busy_s:
+        return "worker cpu"
+    return "processors" if s.cpu_s + s.queued_s >= _CPU * s.busy_s else "storage"
 
 
 def _alike(rate: float, other: float) -> bool:
@@ -110,7 +116,7 @@ class Scaler:
         seen = f"stall {s.stall:.1%}, waste {s.waste:.1%}, depth {s.depth:.0%}"
         seen += f", {rate:.3g} items/s with {s.workers} workers"
         if s.cpu_s is not None and s.busy_s:
-            seen += f", CPU {s.cpu_s / s.busy_s:.0%} of busy time"
+            seen += f", CPU {s.cpu_s / s.busy_s:.0%} of busy time, {s.queued_s / s.busy_s:.0%} waiting for a processor"
         before, self._before = self._before, None
         if what == "trainer":
             needed = s.busy_s / s.seconds

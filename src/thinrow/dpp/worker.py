@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -92,10 +93,14 @@ class TableSource:
         cached_rows: int,
         rows: RowFilter | None = None,
         shared_bytes: int = 0,
+        skip_damaged: bool = False,
     ) -> None:
+        """With ``skip_damaged`` rows that a filter or ``sizes`` cannot read are taken in, as of no event and of a user
+        each: they are met again where they are read. Else CorruptionError."""
         table.check_buckets(generation.n_buckets)
         cache = _Cache(cached_rows, shared_bytes)
-        self._set(table, generation, cache, _open_view(table, snapshot_id, rows or RowFilter(), cache))
+        self._skip_damaged = skip_damaged
+        self._set(table, generation, cache, _open_view(table, snapshot_id, rows or RowFilter(), cache, skip_damaged))
 
     def _set(self, table: ExampleTable, generation: Generation, cache: _Cache, view: _View) -> None:
         self._table, self._generation = table, generation
@@ -127,7 +132,7 @@ class TableSource:
         Raises:
             Erased: rows of the snapshot were erased, so that it cannot be told how batches were cut.
         """
-        return self._view.sizes()
+        return self._view.sizes(self._skip_damaged)
 
     def examples(self, split: int, first_row: int, stop_row: int) -> tuple[ExampleBatch, Ints]:
         while True:
@@ -177,29 +182,34 @@ def _reopened(
     return source
 
 
-def _open_view(table: ExampleTable, snapshot_id: int | None, rows: RowFilter, cache: _Cache) -> _View:
+def _open_view(
+    table: ExampleTable, snapshot_id: int | None, rows: RowFilter, cache: _Cache, skip_damaged: bool
+) -> _View:
     if snapshot_id is None:
         return _View(table, None, [_Split.of(0, None, None)] * table.n_buckets, cache)
     try:
         stored = table.buckets(snapshot_id)
         gone: dict[int, Ints] = {}
     except StoreNotFound:
-        found = table.successor(snapshot_id)
-        if found is None:
+        later = table.successor(snapshot_id)
+        if later is None:
             raise
         if rows.columns:
             raise Erased(
                 f"rows of snapshot {snapshot_id} of table {table.name!r} were erased, and it cannot be told which of "
                 "them a filter kept; begin a new run on the newest snapshot"
             ) from None
-        snapshot_id, gone = found
+        snapshot_id, gone = later
         stored = table.buckets(snapshot_id)
     splits = []
     for bucket in range(table.n_buckets):
         kept = None
         n = stored.get(bucket, 0)
         if rows.columns and n:
-            kept = np.flatnonzero(rows.keep(table.scan_bucket(bucket, snapshot_id, columns=rows.columns)))
+            found, readable = _scan(table, bucket, snapshot_id, rows.columns, n if skip_damaged else None)
+            keep = ~readable
+            keep[readable] = rows.keep(found)
+            kept = np.flatnonzero(keep)
         lost = gone.get(bucket)
         present = None if lost is None else np.delete(np.arange(n + len(lost)), lost)
         splits.append(_Split.of(n, kept, present, 0 if lost is None else n + len(lost)))
@@ -241,7 +251,7 @@ class _View:
             parts.append(self._table.read_bucket(split, self.snapshot_id, start=0, stop=0))
         return ExampleBatch.concat(parts), rows
 
-    def sizes(self) -> RowSizes:
+    def sizes(self, skip_damaged: bool) -> RowSizes:
         """See ``TableSource.sizes``."""
         events, users, n_users = [np.empty(0, np.int32)], [np.empty(0, np.int32)], 0
         for bucket, split in enumerate(self.splits):
@@ -252,8 +262,13 @@ class _View:
                 )
             if not split.n_rows:
                 continue
-            stored = self._table.scan_bucket(bucket, self.snapshot_id, columns=SIZE_COLUMNS)
-            seen, user = row_sizes(stored if split.kept is None else stored.take(split.kept))
+            n = split.n_stored if skip_damaged else None
+            stored, readable = _scan(self._table, bucket, self.snapshot_id, SIZE_COLUMNS, n)
+            seen, user = np.zeros(len(readable), np.int32), np.zeros(len(readable), np.int32)
+            seen[readable], user[readable] = row_sizes(stored)
+            user[~readable] = stored.num_rows + np.arange(len(readable) - stored.num_rows)
+            if split.kept is not None:
+                seen, user = seen[split.kept], user[split.kept]
             events.append(seen)
             users.append(user + np.int32(n_users))
             n_users += int(user.max()) + 1
@@ -302,6 +317,33 @@ class _View:
                 shared.put(key, rows)
             schemas = table.event_schema, table.example_schema
         return ExampleBatch.from_arrow(rows, *schemas)
+
+
+def _scan(
+    table: ExampleTable, bucket: int, snapshot_id: int | None, columns: Sequence[str], n_rows: int | None
+) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+    """Columns of those rows of a bucket that can be read, and (n,) which they are.
+
+    Args:
+        n_rows: of the bucket, where row groups that are damaged are left out; None where they are an error.
+
+    Raises:
+        CorruptionError: see ``n_rows``.
+    """
+    try:
+        stored = table.scan_bucket(bucket, snapshot_id, columns=columns)
+        return stored, np.ones(stored.num_rows, np.bool_)
+    except CorruptionError:
+        if n_rows is None:
+            raise
+    parts = [table.scan_bucket(bucket, snapshot_id, columns=columns, stop=0)]
+    readable = np.zeros(n_rows, np.bool_)
+    for start in range(0, n_rows, ROW_GROUP_ROWS):
+        stop = min(start + ROW_GROUP_ROWS, n_rows)
+        with suppress(CorruptionError):
+            parts.append(table.scan_bucket(bucket, snapshot_id, columns=columns, start=start, stop=stop))
+            readable[start:stop] = True
+    return pa.concat_tables(parts), readable
 
 
 def _stands(table: ExampleTable, snapshot_id: int) -> bool:
@@ -429,8 +471,9 @@ class Worker:
         except CorruptionError as e:
             if self._spec.on_poison == "fail":
                 raise
-            n = base.stop_row - base.first_row if wanted is None else len(wanted)
-            poisoned.append(Poisoned(base.split, base.first_row, n, None, None, **told(e)))
+            n = base.stop_row - base.first_row
+            left_out = n if wanted is None else len(wanted)
+            poisoned.append(Poisoned(base.split, base.first_row, n, None, None, *told(e), left_out))
             return self._source.examples(base.split, base.first_row, base.first_row)
 
     def _without_poison(
@@ -444,7 +487,7 @@ class Worker:
         def note(i: int, error: Exception) -> None:
             at = base.first_row + int(rows[i])
             user = plain(examples.batch.users[i])
-            poisoned.append(Poisoned(base.split, at, 1, int(examples.request_id[i]), user, **told(error)))
+            poisoned.append(Poisoned(base.split, at, 1, int(examples.request_id[i]), user, *told(error)))
 
         made = halve(make, 0, len(rows), note) or [make(0, 0)]
         batch = Batch.concat([part for part, _ in made])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
 import subprocess
 import time
@@ -155,7 +157,7 @@ def simulated(scaler: Scaler, rate_of: Any, trainer: float, rounds: int = 40) ->
         rate = min(made, trainer)
         stall, busy = max(0.0, 1 - rate / trainer), workers * rate / made
         found.append(
-            scaler.decide(Sample(1.0, round(rate * 100), stall, workers, busy, 0.0, busy, float(made > trainer)))
+            scaler.decide(Sample(1.0, round(rate * 100), stall, workers, busy, 0.0, busy, 0.0, float(made > trainer)))
         )
         workers = found[-1].workers
     return found
@@ -185,10 +187,13 @@ def test_workers_come_while_they_help_and_it_holds_still_after_that() -> None:
 def test_the_bottleneck_is_named_and_evidence_given() -> None:
     def of(**changes: Any) -> Any:
         values = {"seconds": 2.0, "items": 10, "stall_s": 1.0, "workers": 4, "busy_s": 7.0, "blocked_s": 0.0}
-        return Scaler(9).decide(Sample(**{**values, "cpu_s": 6.5, "depth": 0.0, **changes}))
+        return Scaler(9).decide(Sample(**{**values, "cpu_s": 6.5, "queued_s": 0.0, "depth": 0.0, **changes}))
 
     assert of().bottleneck == "worker cpu"
-    assert of(cpu_s=1.0).bottleneck == "storage"
+    assert of(cpu_s=1.0, queued_s=2.0).bottleneck == "storage"
+    # Workers that wait for a processor wait for no byte.
+    assert of(cpu_s=1.0, queued_s=5.0).bottleneck == "processors"
+    assert "CPU 14% of busy time, 71% waiting for a processor" in of(cpu_s=1.0, queued_s=5.0).why
     assert of(cpu_s=None).bottleneck == "workers"
     assert of(busy_s=1.0, blocked_s=6.0).bottleneck == "transport"
     assert of(busy_s=1.0, blocked_s=6.0).workers == 4
@@ -221,8 +226,14 @@ def test_readers_share_workers_and_every_item_comes_once_across_a_master_that_re
         Shared(server.url, "train/0").start(blocks[0], first=0, stop=1, workers=1, window=1)
     at = 0
     deadline = time.monotonic() + 30
-    # What a reader asks for depends on what it sees of a busy machine: more than it began with, at some time.
-    while sum(m["workers"] for m in server.master.status()["members"]) < 3:
+    # What a reader asks for depends on what it sees of a busy machine: more than it began with, at some time. And where
+    # each stands is known before the master ends.
+
+    def under_way() -> bool:
+        status = server.master.status()
+        return sum(m["workers"] for m in status["members"]) >= 3 and min(status["ledger"].values()) > 0
+
+    while not under_way():
         assert time.monotonic() < deadline, server.master.status()
         for engine, b in zip(engines, blocks, strict=True):
             took(engine, b, at + 5, at)
@@ -245,6 +256,23 @@ def test_readers_share_workers_and_every_item_comes_once_across_a_master_that_re
     assert server.master.status()["members"] == []
     assert engines[0].decisions[-1].why
     server.close()
+
+
+def test_workers_that_share_one_processor_are_not_said_to_wait_for_storage() -> None:
+    with MasterServer(Master(2)) as server:
+        engine = Shared(server.url, "one", engine=Processes(), report_s=0.2).start(
+            math.factorial, first=30_000, stop=None, workers=2, window=4
+        )
+        deadline, inner, only = time.monotonic() + 60, engine._engine, min(os.sched_getaffinity(0))
+        while not any(d.bottleneck == "processors" for d in engine.decisions):
+            assert time.monotonic() < deadline, engine.decisions
+            for pid in inner.pids:  # type: ignore[attr-defined]
+                os.sched_setaffinity(pid, {only})
+            engine.next()
+        (why, *_) = [d.why for d in engine.decisions if d.bottleneck == "processors"]
+        assert "waiting for a processor" in why
+        assert all(t.queued_s >= 0 for t in engine.gauges().times.values())
+        engine.close()
 
 
 def test_a_wait_under_way_is_a_stall() -> None:

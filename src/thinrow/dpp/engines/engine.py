@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
+from thinrow.dpp.engines.clocks import Times
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -25,7 +27,7 @@ class Gauges:
         workers: that are open or starting.
         busy: of these, that make an item.
         blocked: of these, that have made one and wait for memory to hand it over.
-        cpu_s: CPU seconds of each worker so far, by some name of it; empty where they cannot be told.
+        times: CPU seconds and the like of each worker so far, by some name of it; empty where they cannot be told.
     """
 
     head: int
@@ -34,7 +36,7 @@ class Gauges:
     workers: int
     busy: int
     blocked: int
-    cpu_s: dict[int, float]
+    times: dict[int, Times]
 
 
 class Waits:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
+from thinrow.dpp.engines.clocks import Times
 from thinrow.dpp.engines.engine import Gauges, Waits
 from thinrow.dpp.engines.failures import MAX_ENDED, START_S, check_settings, start_lost, worker_lost
 from thinrow.dpp.engines.leases import Leases
@@ -69,16 +70,16 @@ class LeasedEngine(ABC, Generic[W, D]):
         """See ``Engine.gauges``."""
         with self._changed:
             leases, blocked = self._leases, sum(map(self._blocked, self._workers))
-            cpu_s = {id(w): s for w in self._workers if (s := self._cpu_s(w)) is not None}
+            times = {id(w): t for w in self._workers if (t := self._times(w)) is not None}
             counts = len(self._workers), leases.n_out - blocked, blocked
-            return Gauges(leases.head, len(self._done), leases.window, *counts, cpu_s)
+            return Gauges(leases.head, len(self._done), leases.window, *counts, times)
 
     def _blocked(self, worker: W) -> bool:
         """Whether a worker waits for memory."""
         return False
 
-    def _cpu_s(self, worker: W) -> float | None:
-        """CPU seconds of a worker; None where they cannot be told."""
+    def _times(self, worker: W) -> Times | None:
+        """Of a worker so far; None where they cannot be told."""
         return None
 
     def close(self) -> None:

@@ -15,14 +15,17 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from thinrow.core.errors import InputError
+from thinrow.dpp.engines.clocks import Times, of_thread
 from thinrow.dpp.engines.engine import Gauges, Waits
 from thinrow.dpp.engines.failures import check_settings
 
 T = TypeVar("T")
 
 
-def _cpu_s(ident: int) -> float:
-    return time.clock_gettime(time.pthread_getcpuclockid(ident))
+def _times(thread: threading.Thread) -> Times:
+    assert thread.ident is not None
+    assert thread.native_id is not None
+    return of_thread(thread.native_id, time.clock_gettime(time.pthread_getcpuclockid(thread.ident)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +92,9 @@ class ThreadEngine(Generic[T]):
         """See ``Engine.gauges``."""
         with self._changed:
             # A thread's clock is there as long as the thread.
-            cpu_s = {t.ident: _cpu_s(t.ident) for t in self._threads if t.ident is not None}
+            times = {t.ident: _times(t) for t in self._threads if t.ident is not None and t.native_id is not None}
             counts = len(self._done), self._window, len(self._threads), self._busy
-            return Gauges(self._head, *counts, 0, cpu_s)
+            return Gauges(self._head, *counts, 0, times)
 
     @property
     def waited_s(self) -> float:

@@ -32,6 +32,7 @@ import numpy as np
 
 from thinrow.core.errors import InputError
 from thinrow.dpp.engines.arena import Arena, Segment
+from thinrow.dpp.engines.clocks import Times, of_process
 from thinrow.dpp.engines.failures import check_settings, decode_error
 from thinrow.dpp.engines.leased import LeasedEngine
 from thinrow.dpp.engines.packing import Packed, pack_job, unpack
@@ -41,7 +42,6 @@ from thinrow.dpp.engines.template import DONE, FAILED, GRANT, HELLO, LEASE, MAX_
 T = TypeVar("T")
 #: Until a killed process is gone.
 _GONE_S = 30.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,13 +296,8 @@ class ProcessEngine(LeasedEngine[_Worker, tuple[Segment, int]], Generic[T]):
     def _blocked(self, worker: _Worker) -> bool:
         return worker.wants is not None
 
-    def _cpu_s(self, worker: _Worker) -> float | None:
-        try:
-            with open(f"/proc/{worker.pid}/stat", "rb") as file:
-                fields = file.read().rsplit(b")", 1)[1].split()
-        except OSError:
-            return None
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+    def _times(self, worker: _Worker) -> Times | None:
+        return of_process(worker.pid)
 
     def _drop(self, worker: _Worker) -> None:
         self._selector.unregister(worker.socket)

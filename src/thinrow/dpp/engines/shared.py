@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from thinrow.core.errors import InputError
 from thinrow.dpp.engines.choose import engine_of
+from thinrow.dpp.engines.clocks import Times
 from thinrow.dpp.engines.engine import Engine, EngineChoice, EngineName, Gauges
 from thinrow.dpp.engines.failures import check_settings
 from thinrow.dpp.scaling import Decision, Sample, Scaler
@@ -163,10 +164,13 @@ class SharedEngine(Generic[T]):
             now, last = time.monotonic(), self._engine.gauges()
             busy, blocked = busy + last.busy * (now - at), blocked + last.blocked * (now - at)
             depth, at, looks = depth + last.ready / last.window, now, looks + 1
-        cpu = [s - first.cpu_s.get(worker, 0.0) for worker, s in last.cpu_s.items()]
+        spent = [(t, first.times.get(worker, Times(0.0, 0.0))) for worker, t in last.times.items()]
+        cpu = sum(t.cpu_s - before.cpu_s for t, before in spent) if spent else None
+        # Threads that ended meanwhile take what they waited with them.
+        queued = sum(max(t.queued_s - before.queued_s, 0.0) for t, before in spent)
         seconds = max(time.monotonic() - since, 1e-9)
         counts = last.head - first.head, self.waited_s - waited, max(last.workers, 1), busy, blocked
-        return Sample(seconds, *counts, sum(cpu) if cpu else None, depth / max(looks, 1)), last
+        return Sample(seconds, *counts, cpu, queued, depth / max(looks, 1)), last
 
     def _ask(self, report: dict[str, Any]) -> int | None:
         """Tell the master; the share that it gives, or None where it is not there."""
