@@ -192,6 +192,23 @@ def version_of(path: str | Path) -> Version:
     return read(Path(path)).version
 
 
+def linked(manifest: Manifest, folder: Path, step: int, meta: Mapping[str, Any]) -> Path:
+    """``folder/step-<step>`` of the same files and base, other ``meta``; durable, and files are linked, not copied.
+
+    Raises:
+        StoreError: the medium refuses.
+    """
+    path = folder / name_of(step)
+    with told(step, folder), scratch(folder) as temporary:
+        temporary.mkdir()
+        for name in manifest.files:
+            os.link(manifest.path / name, temporary / name)
+        Manifest(temporary, step, frozen(step, meta), manifest.files, manifest.base, manifest.routing).write()
+        sync_directory(temporary)
+        put_in_place(temporary, path)
+    return path
+
+
 def name_of(step: int) -> str:
     """The name of a checkpoint's folder."""
     return f"step-{step:08d}"

@@ -38,7 +38,8 @@ COMMANDS = {
     "plan": ("plan", "Show the feature plan of a checkpoint, as text or as a picture."),
     "rank": ("rank", "Rank requests with a checkpoint, and log the impressions."),
     "release": ("release", "Write what is served of a checkpoint: vectors for servers, weights for rankers."),
-    "serve": ("serve", "Serve histories over HTTP, logging what was shown; serve embeddings."),
+    "rollback": ("rollback", "Make an earlier release the newest again."),
+    "serve": ("serve", "Serve histories, embeddings or rankings, logging what was shown."),
     "replay": ("replay", "Rebuild what was served, and compare it with what the rankers read."),
     "demo": ("demo.command", "Run the whole loop on real data: a year of shopping, or a git history."),
 }

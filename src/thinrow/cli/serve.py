@@ -8,11 +8,16 @@ from pathlib import Path
 import click
 
 from thinrow.cli.common import store_option
+from thinrow.cli.serve_ranker import local, ranker
 
 
 @click.group()
 def command() -> None:
-    """Serve histories over HTTP, and embeddings to rankers."""
+    """Serve histories over HTTP, embeddings to rankers, and rankings."""
+
+
+command.add_command(ranker)
+command.add_command(local)
 
 
 @command.command()

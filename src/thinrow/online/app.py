@@ -35,6 +35,7 @@ from thinrow.core.errors import (
     Overloaded,
     StoreError,
     ThinrowError,
+    Unavailable,
 )
 from thinrow.history.store import HistoryStore
 from thinrow.online import wire
@@ -104,7 +105,7 @@ class _Service:
         waiting.set_function(lambda: 0 if journal is None else journal.waiting_bytes)
 
     async def snapshot(self, request: Request) -> Response:
-        body = wire.parse_json(await self._body(request))
+        body = wire.parse_json(await read_body(request, self.limits.body_bytes))
         users = wire.field_of(body, "users", list)
         if len(users) > self.limits.users:
             raise TooLarge(f"{len(users)} users; at most {self.limits.users} a call")
@@ -129,7 +130,7 @@ class _Service:
 
     async def impressions(self, request: Request) -> Response:
         journal, examples = self._writable()
-        body = await self._body(request)
+        body = await read_body(request, self.limits.body_bytes)
         async with self._writing():
             if wire.ARROW in request.headers.get("content-type", ""):
                 records = await asyncio.to_thread(wire.impressions_arrow, body, self.store.schema, examples)
@@ -143,7 +144,7 @@ class _Service:
 
     async def outcomes(self, request: Request) -> Response:
         journal, _ = self._writable()
-        body = await self._body(request)
+        body = await read_body(request, self.limits.body_bytes)
         async with self._writing():
             records = wire.outcomes_json(wire.parse_json(body))
             n = await asyncio.wrap_future(journal.outcomes(records))
@@ -199,20 +200,6 @@ class _Service:
         finally:
             self.writes -= 1
 
-    async def _body(self, request: Request) -> bytes:
-        """The body, never more of it in memory than may be."""
-        most = self.limits.body_bytes
-        said = request.headers.get("content-length", "0")
-        if said.isdigit() and int(said) > most:
-            raise TooLarge(f"a body of {said} bytes; at most {most}")
-        parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > most:
-                raise TooLarge(f"a body of more than {most} bytes")
-            parts.append(part)
-        return b"".join(parts)
-
     def answering(self, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Callable[..., Any]:
         """``answer`` with errors as JSON, counted and timed."""
 
@@ -221,7 +208,7 @@ class _Service:
             try:
                 response = await answer(request)
             except ThinrowError as e:
-                response = _error(e)
+                response = error_response(e)
             self.requests.labels(path, response.status_code).inc()
             self.seconds.labels(path).observe(time.perf_counter() - since)
             return response
@@ -229,7 +216,22 @@ class _Service:
         return endpoint
 
 
-def _error(error: ThinrowError) -> Response:
+async def read_body(request: Request, most: int) -> bytes:
+    """The body, never more than ``most`` bytes of it in memory. Raises TooLarge."""
+    said = request.headers.get("content-length", "0")
+    if said.isdigit() and int(said) > most:
+        raise TooLarge(f"a body of {said} bytes; at most {most}")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise TooLarge(f"a body of more than {most} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def error_response(error: ThinrowError) -> Response:
+    """The answer that tells a caller of ``error``."""
     status = 500
     for kind, code in (
         (TooLarge, 413),
@@ -237,6 +239,7 @@ def _error(error: ThinrowError) -> Response:
         (Overloaded, 429),
         (Gone, 410),
         (StoreError, 503),
+        (Unavailable, 503),
         (CorruptionError, 500),
     ):
         if isinstance(error, kind):
@@ -293,4 +296,4 @@ def create_app(
     return app
 
 
-__all__ = ["Limits", "create_app"]
+__all__ = ["Limits", "create_app", "error_response", "read_body"]

@@ -54,12 +54,12 @@ class ServeOptions:
     limits: Limits = field(default_factory=Limits)
 
 
-class _Server(uvicorn.Server):
-    """Drains before it stops; says where it listens."""
+class DrainingServer(uvicorn.Server):
+    """Drains before it stops, so that ``service.draining`` is seen first; says where it listens, and what it serves."""
 
-    def __init__(self, config: uvicorn.Config, service: Any, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, service: Any, drain_s: float, what: str = "snapshots") -> None:
         super().__init__(config)
-        self._service, self._drain_s = service, drain_s
+        self._service, self._drain_s, self._what = service, drain_s, what
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._service.draining or not self._drain_s:
@@ -74,7 +74,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for server in self.servers:
             host, port = server.sockets[0].getsockname()[:2]
-            print(f"serving snapshots at http://{host}:{port}", flush=True)
+            print(f"serving {self._what} at http://{host}:{port}", flush=True)
 
 
 def serve(options: ServeOptions) -> None:
@@ -117,7 +117,7 @@ def serve(options: ServeOptions) -> None:
             timeout_graceful_shutdown=30,
             limit_concurrency=options.limits.threads + options.limits.waiting + options.limits.writes,
         )
-        _Server(config, app.state.service, options.drain_s).run()
+        DrainingServer(config, app.state.service, options.drain_s).run()
 
 
 def _schema(options: ServeOptions, table: ExampleTable | None) -> ExampleSchema | None:

@@ -58,6 +58,7 @@ class Ranked:
         scores: X rows of float32, the probability of the label.
         position: X rows of int64, where each stood among the candidates of its request.
         degraded: (X,) int64, rows for which a default stood in since their server did not answer.
+        seconds: of each shard of embedding servers that answered.
         impressions: what was logged, or would be.
     """
 
@@ -66,6 +67,7 @@ class Ranked:
     scores: Jagged
     position: Jagged
     degraded: npt.NDArray[np.int64]
+    seconds: Mapping[int, float]
     impressions: Impressions
 
 
@@ -165,7 +167,7 @@ class Ranker:
         *,
         candidates: Mapping[str, Jagged | Sequence[Sequence[Any]]],
         context: Mapping[str, Column | Sequence[Any]] | None = None,
-        k: int = 10,
+        k: int | Sequence[int] = 10,
         seen: Snapshot | None = None,
         took: Callable[[str], None] | None = None,
     ) -> Ranked:
@@ -177,7 +179,7 @@ class Ranker:
             request_ts: (X,) ms, or one for all; events before it (exclusive) are read.
             candidates: name -> X rows, for each candidate field of ``request_schema``.
             context: name -> X values, for each context field.
-            k: how many to return; a request with fewer candidates gets all of them.
+            k: how many to return, for all or one each; a request with fewer candidates gets all of them.
             seen: a snapshot of just these requests, where the caller has taken it.
             took: called with ``snapshot``, ``features``, ``score`` and ``best`` when each is done.
 
@@ -186,8 +188,10 @@ class Ranker:
             InputError: k below 1, a user twice, a field is missing or unknown, rows do not match.
             SchemaError: a value is not of its field's dtype.
         """
-        if not isinstance(k, int) or k < 1:
-            raise InputError(f"k={k!r}; it must be a whole number, 1 or more")
+        most = [k] if isinstance(k, int) else list(k)
+        for one in most:
+            if type(one) is not int or one < 1:
+                raise InputError(f"k={one!r}; it must be a whole number, 1 or more")
         ids, counts = np.unique(np.asarray(request_id), return_counts=True)
         if (counts > 1).any():
             raise InputError(f"request_id {ids[counts > 1][0]} appears twice; each request needs an id of its own")
@@ -210,6 +214,8 @@ class Ranker:
             arm=self.arm,
             boundary=np.zeros(len(seen.requests), np.int64),
         )
+        if len(most) not in (1, len(asked)):
+            raise InputError(f"{len(most)} values of k for {len(asked)} requests; give one each, or one for all")
         inputs = read_inputs(model, seen, asked)
         took("features")
         scores = model.score(inputs)
@@ -221,7 +227,7 @@ class Ranker:
                 "or infinite, or the model is; check the numbers of candidates and events. Nothing was logged"
             )
         took("score")
-        ranked = _ranked(asked, inputs, scores, k, model.remote)
+        ranked = _ranked(asked, inputs, scores, np.array(most, np.int64), model.remote)
         if self.log is not None:
             self.log.append(ranked.impressions)
         took("best")
@@ -246,7 +252,7 @@ def _nothing(_: str) -> None:
     """What is done with times that nobody asked for."""
 
 
-def _ranked(asked: Impressions, inputs: RankerInputs, found: Scores, k: int, remote: bool) -> Ranked:
+def _ranked(asked: Impressions, inputs: RankerInputs, found: Scores, k: npt.NDArray[np.int64], remote: bool) -> Ranked:
     probability = found.probability
     rows, offsets = best(probability, inputs.offsets, k)
     chosen = {n: Jagged(j.column.take(rows), offsets) for n, j in asked.candidates.items()}
@@ -259,13 +265,14 @@ def _ranked(asked: Impressions, inputs: RankerInputs, found: Scores, k: int, rem
     impressions = replace(asked, candidates=chosen | {SCORE.name: scores}, context=asked.context | filled)
     first = np.repeat(inputs.offsets[:-1], np.diff(offsets))
     position = Jagged(Column(rows - first), offsets)
-    return Ranked(asked.request_id, chosen, scores, position, found.degraded, impressions)
+    return Ranked(asked.request_id, chosen, scores, position, found.degraded, found.seconds, impressions)
 
 
 def best(
-    scores: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64], k: int
+    scores: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64], k: int | npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Positions of each row's ``k`` highest scores, highest first, equal ones in their order; and the new offsets.
+    """Positions of each row's ``k`` (one, or one a row) highest scores, the highest first, equal ones in their order;
+    and the new offsets.
 
     ``best([.1, .9, .5, .2], [0, 3, 4], 2)`` is ``([1, 2, 3], [0, 2, 3])``.
     """
@@ -273,5 +280,5 @@ def best(
     row = np.repeat(np.arange(len(lengths)), lengths)
     order = np.lexsort((-scores, row))
     rank = np.arange(len(order)) - np.repeat(offsets[:-1], lengths)
-    k = min(k, len(scores))
-    return order[rank < k], offsets_of(np.minimum(lengths, k))
+    wanted = np.minimum(lengths, k)
+    return order[rank < np.repeat(wanted, lengths)], offsets_of(wanted)

@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.checkpoints import Checkpoint, ServingTable, Version, export, load, steps, tensorfile
+from thinrow.checkpoints import manifest as manifests
 from thinrow.checkpoints.checkpoint import newest_of
 from thinrow.checkpoints.export import WRITER
 from thinrow.checkpoints.manifest import TENSORS, Manifest, name_of
-from thinrow.core.errors import CheckpointMismatch
+from thinrow.core.errors import CheckpointMismatch, InputError
 from thinrow.core.routing import Routing
 from thinrow.embeddings.states import BASE, DELTA
 from thinrow.models.saved import SavedRanker
@@ -169,6 +170,32 @@ class Release:
     def name(self) -> str:
         """What impressions say of it, ``hstu@200-1f2e3d4c``: model, step, and the CRC of all its bytes."""
         return f"{self.meta['ranker']['model']['name']}@{self.version.step}-{self.version.crc32c:08x}"
+
+
+def roll_back(folder: str | Path, step: int | None = None) -> Path:
+    """Make the release of ``step``, by default the one before the newest, the newest again, under the step after it.
+
+    What it rests on stays; its own files are linked, so nothing is copied.
+
+    Returns:
+        The path of the new release, of another version with the same vectors and weights.
+
+    Raises:
+        InputError: there is no such release, or none before the newest.
+        CorruptionError, ObjectNotFound: it is damaged. StoreError: the medium refuses.
+    """
+    folder = Path(folder)
+    there = steps(folder)
+    wanted = there[-2] if step is None and len(there) > 1 else step
+    if wanted is None or wanted not in there:
+        have = ", ".join(map(str, there)) or "none"
+        raise InputError(f"no release of step {wanted} to go back to in {folder}; there are {have}")
+    before = Release.open(folder / name_of(wanted))
+    found = manifests.read(before.path)
+    for name in found.files:
+        found.checked(name)
+    meta = {**found.meta, "again": wanted}
+    return manifests.linked(found, folder, there[-1] + 1, meta)
 
 
 def models_at(path: str | Path) -> list[Model]:

@@ -13,9 +13,9 @@ module at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,11 +40,13 @@ class Fetched:
     keys: (u,) int64 ascending, each once.
     vectors: (u, dim) float32.
     degraded: (u,) bool: the default stands for what no server answered.
+    seconds: of each shard that was asked and answered.
     """
 
     keys: Ints
     vectors: Floats
     degraded: Bools
+    seconds: Mapping[int, float] = field(default_factory=dict)
 
 
 class RowSource(Protocol):
@@ -98,13 +100,15 @@ class ServerRows:
             return Fetched(keys, np.zeros(shape, np.float32), np.ones(len(keys), np.bool_))
         found = answer[self._table]
         if self._fail and answer.degraded:
-            raise Unavailable(f"shards {answer.missing} did not answer in time", shards=answer.missing)
+            raise Unavailable(
+                f"shards {answer.missing} did not answer in time, or not of {self._version}", shards=answer.missing
+            )
         if found.vectors.shape[1] != self._dim:
             raise InputError(
                 f"table {self._table!r} of the servers has width {found.vectors.shape[1]}, the model needs "
                 f"{self._dim}; serve the release that the model is of"
             )
-        return Fetched(keys, found.vectors, found.degraded)
+        return Fetched(keys, found.vectors, found.degraded, answer.seconds)
 
 
 class FetchedRows:

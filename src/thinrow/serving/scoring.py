@@ -5,7 +5,8 @@ A ranker holds one and replaces it as a whole, so that a request is scored with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +25,12 @@ class Scores:
     """Attributes:
     probability: (C,) float32 of the label, in the order of the candidates.
     degraded: (X,) int64, rows that each request's scores read for which a default stood in.
+    seconds: of each shard of rows that answered.
     """
 
     probability: Floats
     degraded: Ints
+    seconds: Mapping[int, float] = field(default_factory=dict)
 
 
 class Model:
@@ -75,7 +78,7 @@ class Model:
             return Scores(self._run(inputs), np.zeros(len(inputs), np.int64))
         fetched = self._source.fetch(keys_of(inputs))
         with self._fetched.holding(fetched):
-            return Scores(self._run(inputs), degraded_of(inputs, fetched))
+            return Scores(self._run(inputs), degraded_of(inputs, fetched), fetched.seconds)
 
     def _run(self, inputs: RankerInputs) -> Floats:
         with torch.inference_mode():

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from thinrow.checkpoints import Checkpoint, load, save, steps
+from thinrow.checkpoints import Checkpoint, ServingTable, load, save, steps
 from thinrow.core.errors import CheckpointMismatch, CheckpointNotFound, InputError, SchemaError, Unavailable
 from thinrow.core.routing import Routing
 from thinrow.core.units import DAY_MS
@@ -22,7 +22,7 @@ from thinrow.examples import ExampleTable, ImpressionLog, OutcomeLog, join_logs
 from thinrow.history.store import HistoryStore
 from thinrow.serving import Ranked, Ranker, Release, ServerRows, compare, publish
 from thinrow.serving.lookups import EmbeddingClient, EmbeddingServer, ServedTables
-from thinrow.serving.release import models_at
+from thinrow.serving.release import models_at, roll_back
 from thinrow.testing.rankers import world_config
 from thinrow.testing.world import World, brand_of, make_world
 from thinrow.training import train
@@ -205,6 +205,28 @@ def test_a_delta_has_what_changed_and_reads_as_a_full_release(checkpoint: Checkp
     publish(dataclasses.replace(later, step=later.step + 1, tensors=fewer), tmp_path / "float32", delta=True)
     gone = Release.open(tmp_path / "float32").model()._source._table  # type: ignore[union-attr]
     assert not gone.read(later.tensors["table.keys"][:1])[1].any()
+
+
+def test_an_earlier_release_is_made_the_newest_again(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    step, keys = checkpoint.step, checkpoint.tensors["table.keys"]
+    first = Release.open(publish(checkpoint, tmp_path, shards=2))
+    with pytest.raises(InputError, match=f"there are {step}$"):
+        roll_back(tmp_path)
+    delta = Release.open(publish(moved(checkpoint, step + 1, slice(0, 4)), tmp_path, shards=2, delta=True))
+    publish(moved(checkpoint, step + 2), tmp_path, shards=2)
+    served = ServedTables.open([tmp_path])
+    for wanted, of in ((None, delta), (step, first)):
+        again = Release.open(roll_back(tmp_path, wanted))
+        assert again.version.step == Release.open(tmp_path).version.step
+        assert again.name != of.name
+        assert all(again.weights[n].tobytes() == a.tobytes() for n, a in of.weights.items())
+        tables = [ServingTable.open(one.path, "table.") for one in (again, of)]
+        assert tables[0].read(keys)[0].tobytes() == tables[1].read(keys)[0].tobytes()
+        # As of any newer one.
+        assert served.refresh()
+        assert served.versions()["table."] == again.version
+    # What is released later may rest on it.
+    assert Release.open(publish(moved(checkpoint, step + 9), tmp_path, shards=2, delta=True)).version.step == step + 9
 
 
 def test_what_is_no_release_is_named(world: World, checkpoint: Checkpoint, tmp_path: Path) -> None:

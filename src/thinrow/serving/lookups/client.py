@@ -45,11 +45,13 @@ class Answer(Mapping[str, Vectors]):
     Attributes:
         versions: of the export that each table was read from; None where no server answered for it.
         missing: shards that did not answer; their keys read as the table's default.
+        seconds: of each shard that answered, from the request to the answer.
     """
 
     tables: dict[str, Vectors]
     versions: dict[str, Version | None]
     missing: tuple[int, ...]
+    seconds: Mapping[int, float]
 
     @property
     def degraded(self) -> bool:
@@ -86,6 +88,7 @@ class _Call:
         self.before: _Call | None = None
         self.why, self.other_version = "no server is usable", False
         self.hedge_at: float | None = None
+        self.since, self.seconds = time.monotonic(), 0.0
 
     @property
     def open(self) -> bool:
@@ -285,7 +288,8 @@ class EmbeddingClient:
             found = [rows.version for rows in answers.values() if rows is not None]
             tables[part.table] = joined(part, default, answers)
             versions[part.table] = found[0] if found else None
-        return Answer(tables, versions, missing)
+        seconds = {shard: call.seconds for shard, call in calls.items() if call.rows is not None}
+        return Answer(tables, versions, missing, seconds)
 
     def _ask(self, calls: list[_Call], until: float) -> None:
         """Ask all, and wait until each has an answer or nobody left to give one, or it is ``until``."""
@@ -388,6 +392,7 @@ class EmbeddingClient:
                     raise ConnectionResetError(f"table {ask.table!r} has another width than the server said")
             link.server.answered()
             call.rows, call.body = rows, (link, reply.body)
+            call.seconds = time.monotonic() - call.since
             return
         link.server.answered()
         text = said(reply.body)
