@@ -40,6 +40,7 @@ COMMANDS = {
     "release": ("release", "Write what is served of a checkpoint: vectors for servers, weights for rankers."),
     "rollback": ("rollback", "Make an earlier release the newest again."),
     "serve": ("serve", "Serve histories, embeddings or rankings, logging what was shown."),
+    "ab": ("ab", "Compare the arms of an experiment, with intervals."),
     "replay": ("replay", "Rebuild what was served, and compare it with what the rankers read."),
     "demo": ("demo.command", "Run the whole loop on real data: a year of shopping, or a git history."),
 }

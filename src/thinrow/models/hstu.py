@@ -27,7 +27,7 @@ from thinrow.embeddings import DynamicTable
 from thinrow.models.embed import Embedded, InputEmbedding, flat
 from thinrow.models.inputs import InputSpec, RankerInputs
 from thinrow.models.layers import Heads, KindLinear
-from thinrow.models.sequence import SequenceConfig, SequenceLayout, SequenceStack
+from thinrow.models.sequence import EventStates, SequenceConfig, SequenceLayout, SequenceStack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,22 +74,31 @@ class HSTURanker(SequenceStack):
         self.make_layers(requests=bool(self.n_user_tokens))
         self.head = Heads([2 * width, 2 * width], config.base_rate, n_tasks, nn.SiLU)
 
-    def forward(self, inputs: RankerInputs) -> Tensor:
-        """(C,) logits, in the order of ``inputs.candidate_keys``; (C, T) of T tasks."""
+    def event_states(self, inputs: RankerInputs) -> EventStates:
+        """What ``forward`` reads of the events: it hangs on the events of a pass alone, so it can be kept."""
         embedded = self.inputs(inputs)
+        layout = SequenceLayout(inputs, embedded.event_EFd.dtype, static=self.static, candidates=False)
+        events_SW = self.event_token(flat(embedded.event_EFd, embedded.event_EN))[layout.event_index]
+        return self.states_of(events_SW, layout)
+
+    def forward(self, inputs: RankerInputs, held: EventStates | None = None) -> Tensor:
+        """(C,) logits, in the order of ``inputs.candidate_keys``; (C, T) of T tasks. Where states of the events are
+        ``held``, pass after pass, their keys are not read (``RankerInputs.without_events``)."""
+        embedded = self.inputs(inputs if held is None else inputs.without_events())
         layout = SequenceLayout(
             inputs, embedded.event_EFd.dtype, per_request=self.n_user_tokens, static=self.static
         )  # fmt: skip
-        events_SW = self.event_token(flat(embedded.event_EFd, embedded.event_EN))[layout.event_index]
         candidate = flat(embedded.candidate_CFd, embedded.candidate_CN)
-        tokens = [events_SW]
+        tokens = []
+        if held is None:
+            tokens.append(self.event_token(flat(embedded.event_EFd, embedded.event_EN))[layout.event_index])
         if self.n_user_tokens:
             tokens.append(self.user(embedded)[layout.requests].flatten(0, 1))
         else:
             context = flat(embedded.context_XFd, embedded.context_XN)[inputs.example_of]
             candidate = torch.cat([candidate, context], dim=1)
         token_CW = self.candidate_token(candidate)[layout.order]
-        states = self.run(torch.cat([*tokens, token_CW]), layout)
+        states = self.run(torch.cat([*tokens, token_CW]), layout, held=held)
         state_CW = states[len(states) - len(token_CW) :]
         logits: Tensor = self.head(torch.cat([state_CW, token_CW], dim=1))
         return logits[layout.rank]

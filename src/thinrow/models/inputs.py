@@ -33,6 +33,7 @@ from thinrow.core.ragged import offsets_of, ranges_index
 from thinrow.features import BagOfWords, FeaturePlan, HistoryMatch, Truncate
 from thinrow.features.node import DOMAINS, Domain, Elementwise, Node
 from thinrow.jagged import Column, Jagged, SharedHistories
+from thinrow.jagged.passes import Passes
 from thinrow.jagged.torch import TorchHistories, tensor
 
 
@@ -179,6 +180,36 @@ class RankerInputs:
         chosen.candidate_keys, chosen.candidate_numbers = self.candidate_keys[index], self.candidate_numbers[index]
         chosen.candidate_bags = self.candidate_bags.take(rows)
         return chosen
+
+    def without_events(self) -> RankerInputs:
+        """The same, but nothing of the events is looked up; for a model that holds states of them."""
+        chosen = copy.copy(self)
+        chosen.event_keys, chosen.event_numbers = self.event_keys[:0], self.event_numbers[:0]
+        chosen.event_bags = Bags(self.event_bags.keys[:0], self.event_bags.bounds[:1] * 0, self.event_bags.per_row)
+        return chosen
+
+    def of_pass(self, number: int) -> RankerInputs:
+        """The events of one pass, and no request."""
+        chosen = copy.copy(self)
+        chosen.__dict__.pop("example_of", None)
+        passes = self.histories.passes
+        rows = passes.index[passes.offsets[number] : passes.offsets[number + 1]]
+        index, nothing = tensor(rows), np.empty(0, np.int64)
+        chosen.histories = copy.copy(self.histories)
+        chosen.histories.passes = Passes(np.arange(len(rows)), np.array([0, len(rows)]), nothing, nothing)
+        chosen.histories.event_ts = chosen.event_ts = self.event_ts[index]
+        chosen.event_keys, chosen.event_numbers = self.event_keys[index], self.event_numbers[index]
+        chosen.event_bags, chosen.offsets = self.event_bags.take(rows), np.zeros(1, np.int64)
+        chosen.context_keys, chosen.context_numbers = self.context_keys[:0], self.context_numbers[:0]
+        chosen.candidate_keys, chosen.candidate_numbers = self.candidate_keys[:0], self.candidate_numbers[:0]
+        chosen.context_bags, chosen.candidate_bags = self.context_bags.take(nothing), self.candidate_bags.take(nothing)
+        chosen.request_ts = self.request_ts[:0]
+        return chosen
+
+    def event_digest(self) -> str:
+        """Of all that a model reads of the events of one pass (``of_pass``): equal ones have equal states."""
+        found = self.event_keys, self.event_numbers, self.event_ts, self.event_bags.keys, self.event_bags.bounds
+        return _digest([t.numpy() for t in found])
 
     def fingerprints(self) -> list[str]:
         """For each request 32 hex digits over every input that its scores depend on: events that it sees, in order,

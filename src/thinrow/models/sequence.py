@@ -42,6 +42,9 @@ from thinrow.kernels.prefix import PrefixLayout
 from thinrow.models.inputs import RankerInputs
 from thinrow.models.layers import check_counts, check_rate
 
+#: Of each layer, turned keys and values (S, H, D) of the events, side by side by pass.
+EventStates = list[tuple[Tensor, Tensor]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceConfig:
@@ -187,10 +190,18 @@ class SequenceStack(nn.Module):
             self.steps: Tensor
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
-    def run(self, tokens_TW: Tensor, layout: SequenceLayout, *, events: bool = False) -> Tensor:
+    def run(
+        self, tokens_TW: Tensor, layout: SequenceLayout, *, events: bool = False, held: EventStates | None = None
+    ) -> Tensor:
         """(T, W) -> states after the layers: (T, W) with ``events``; else (X M + C, W), and the last layer does not
-        move events, whose states nobody reads any more."""
+        move events, whose states nobody reads any more. Where states of the events are ``held``, tokens are
+        (X M + C, W)."""
         rotation = layout.rotation(self.config)
+        if held is not None:
+            rotation = rotation[layout.n_events :]
+            for layer, of_layer in zip(self.layers, held, strict=True):
+                tokens_TW = layer(tokens_TW, layout, rotation, 0, True, of_layer)
+            return tokens_TW
         step = 0
         if self.config.dropout and self.training:
             step = int(self.steps)
@@ -199,6 +210,18 @@ class SequenceStack(nn.Module):
             stay = i == len(self.layers) - 1 and not events
             tokens_TW = layer(tokens_TW, layout, rotation, step * len(self.layers) + i, stay)
         return tokens_TW
+
+    def states_of(self, tokens_SW: Tensor, layout: SequenceLayout) -> EventStates:
+        """What later tokens read of the events, whose tokens are (S, W): in evaluation mode, of a layout without
+        requests. They hang on the events alone, so they can be kept."""
+        rotation, states = layout.rotation(self.config), []
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, HSTULayer)
+            _, v, _, k = layer.project(tokens_SW, layout.bounds, rotation)
+            states.append((k.contiguous(), v.contiguous()))
+            if i < len(self.layers) - 1:
+                tokens_SW = layer(tokens_SW, layout, rotation, 0, False)
+        return states
 
 
 class HSTULayer(nn.Module):
@@ -219,24 +242,41 @@ class HSTULayer(nn.Module):
         self.gate_request = nn.LayerNorm(width) if requests and config.group_norm else None
         self.gate_candidate = nn.LayerNorm(width) if config.group_norm else None
 
-    def forward(self, x_TW: Tensor, layout: SequenceLayout, rotation: Tensor, seed: int, stay: bool) -> Tensor:
-        """States (T, W) after the layer; (X M + C, W) where events ``stay`` as they are."""
-        norms = self.norm_event, self.norm_request, self.norm_candidate
-        gates = None if stay and self.config.group_norm else self.gate_event, self.gate_request, self.gate_candidate
-        normed = kernel("group_layer_norm")(x_TW, *self._grouped(norms, layout.bounds))
-        u, v, q, k = F.silu(self.uvqk(normed)).chunk(4, dim=1)
-        v, q, k = (t.reshape(len(t), self.heads, x_TW.shape[1] // self.heads) for t in (v, q, k))
-        mixed = self._attend(v, _rotate(q, rotation), _rotate(k, rotation), layout, stay)
+    def forward(
+        self, x_TW: Tensor, layout: SequenceLayout, rotation: Tensor, seed: int, stay: bool,
+        held: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """States (T, W) after the layer; (X M + C, W) where events ``stay`` as they are. With keys and values of the
+        events ``held``, (S, H, D) each, ``x_TW`` and ``rotation`` are of the other tokens, and events stay."""
         bounds, moved = layout.bounds, slice(0, None)
+        others = tuple(max(b - layout.n_events, 0) for b in bounds)
+        u, v, q, k = self.project(x_TW, bounds if held is None else others, rotation, held is not None)
+        if held is not None:
+            k, v, q = torch.cat([held[0], k]), torch.cat([held[1], v]), torch.cat([q.new_empty(held[0].shape), q])
+        mixed = self._attend(v, q, k, layout, stay)
         if stay:
-            moved = slice(layout.n_events, None)
-            bounds = tuple(max(b - layout.n_events, 0) for b in bounds)
+            moved, bounds = slice(layout.n_events, None), others
+        mine = moved if held is None else slice(0, None)
+        gates = None if stay and self.config.group_norm else self.gate_event, self.gate_request, self.gate_candidate
         gated = kernel("norm_multiply_dropout")(
-            mixed.flatten(1) * layout.share[moved], u[moved], *self._grouped(gates, bounds),
+            mixed.flatten(1) * layout.share[moved], u[mine], *self._grouped(gates, bounds),
             token_T=layout.token[moved], seed=seed, rate=self.config.dropout if self.training else 0.0,
         )  # fmt: skip
-        result: Tensor = x_TW[moved] + self.out(gated)
+        result: Tensor = x_TW[mine] + self.out(gated)
         return result
+
+    def project(
+        self, x_TW: Tensor, bounds: Sequence[int], rotation: Tensor, no_events: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gates (T, W), and values, turned queries and turned keys (T, H, D), of tokens whose kinds end at ``bounds``;
+        ``no_events`` says that there is none of an event among them."""
+        first = None if no_events and self.config.group_norm else self.norm_event
+        normed = kernel("group_layer_norm")(
+            x_TW, *self._grouped((first, self.norm_request, self.norm_candidate), bounds)
+        )
+        u, v, q, k = F.silu(self.uvqk(normed)).chunk(4, dim=1)
+        v, q, k = (t.reshape(len(t), self.heads, x_TW.shape[1] // self.heads) for t in (v, q, k))
+        return u, v, _rotate(q, rotation), _rotate(k, rotation)
 
     def _grouped(
         self, norms: tuple[nn.LayerNorm | None, ...], bounds: Sequence[int]

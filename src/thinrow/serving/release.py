@@ -28,6 +28,7 @@ from thinrow.core.routing import Routing
 from thinrow.embeddings.states import BASE, DELTA
 from thinrow.models.saved import SavedRanker
 from thinrow.models.spec import TABLE
+from thinrow.serving.prefixes import Prefixes
 from thinrow.serving.rows import FetchedRows, LocalRows, RowSource
 from thinrow.serving.scoring import Model
 
@@ -148,8 +149,9 @@ class Release:
         """Of its table."""
         return int(self.meta[_ROWS])
 
-    def model(self, source: RowSource | None = None) -> Model:
-        """What scores with it. Rows come from ``source``; by default from its own files, mapped.
+    def model(self, source: RowSource | None = None, *, prefix_bytes: int = 0) -> Model:
+        """What scores with it. Rows come from ``source``; by default from its own files, mapped. States of users'
+        histories are kept in ``prefix_bytes`` (``Prefixes``), where the model has such.
 
         Raises:
             CheckpointMismatch: weights are not what they are said to be.
@@ -158,7 +160,7 @@ class Release:
         fetched = FetchedRows(saved.spec.dim)
         fetched.stand_in(saved.module)
         rows = LocalRows(ServingTable.open(self.path, self.table)) if source is None else source
-        return Model(saved, self.name, rows, fetched)
+        return Model(saved, self.name, rows, fetched, Prefixes(prefix_bytes) if prefix_bytes else None)
 
     @property
     def dim(self) -> int:

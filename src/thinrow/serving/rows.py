@@ -165,37 +165,53 @@ def places(have: Ints, keys: Ints) -> Ints:
     return np.searchsorted(have, keys).astype(np.int64, copy=False)
 
 
-def keys_of(inputs: RankerInputs) -> Ints:
+def keys_of(*inputs: RankerInputs) -> Ints:
     """(u,) int64 ascending: all keys that a model looks up for these inputs, each once."""
-    bags = inputs.event_bags, inputs.context_bags, inputs.candidate_bags
-    parts: list[Any] = [inputs.event_keys, inputs.context_keys, inputs.candidate_keys, *(b.keys for b in bags)]
+    parts: list[Any] = []
+    for one in inputs:
+        bags = one.event_bags, one.context_bags, one.candidate_bags
+        parts += [one.event_keys, one.context_keys, one.candidate_keys, *(b.keys for b in bags)]
     return np.unique(np.concatenate([part.reshape(-1).numpy() for part in parts]))
 
 
-def degraded_of(inputs: RankerInputs, fetched: Fetched) -> Ints:
-    """(X,) int64: how many rows each request's scores read that no server answered for."""
+def degraded_keys(keys: Any, bags: Any, fetched: Fetched) -> Ints:
+    """(n,) int64: of each row of ``keys`` (n, F) and ``bags``, how many keys no server answered for."""
+    numbers = keys.numpy()
+    lost = fetched.degraded[places(fetched.keys, numbers.reshape(-1))].reshape(numbers.shape).sum(1)
+    if bags.per_row:
+        flags = fetched.degraded[places(fetched.keys, bags.keys.numpy())]
+        ends = bags.bounds.numpy()[:: bags.per_row]
+        lost = lost + np.diff(np.concatenate([[0], np.cumsum(flags)])[ends])
+    return np.asarray(lost, np.int64)
+
+
+def degraded_of(inputs: RankerInputs, fetched: Fetched, *, events: bool = True) -> Ints:
+    """(X,) int64: how many rows each request's scores read that no server answered for; without ``events``, of its
+    context and candidates."""
     out = np.zeros(len(inputs), np.int64)
     if not fetched.degraded.any():
         return out
-
-    def bad(keys: Any, bags: Any) -> Ints:
-        """Of each row, how many of its keys and of those of its bags."""
-        numbers = keys.numpy()
-        lost = fetched.degraded[places(fetched.keys, numbers.reshape(-1))].reshape(numbers.shape).sum(1)
-        if bags.per_row:
-            flags = fetched.degraded[places(fetched.keys, bags.keys.numpy())]
-            ends = bags.bounds.numpy()[:: bags.per_row]
-            lost = lost + np.diff(np.concatenate([[0], np.cumsum(flags)])[ends])
-        return np.asarray(lost, np.int64)
-
-    out += bad(inputs.context_keys, inputs.context_bags)
-    of_candidates = np.concatenate([[0], np.cumsum(bad(inputs.candidate_keys, inputs.candidate_bags))])
-    out += np.diff(of_candidates[inputs.offsets])
+    out += degraded_keys(inputs.context_keys, inputs.context_bags, fetched)
+    lost = degraded_keys(inputs.candidate_keys, inputs.candidate_bags, fetched)
+    out += np.diff(np.concatenate([[0], np.cumsum(lost)])[inputs.offsets])
+    if not events:
+        return out
     passes = inputs.histories.passes
-    of_events = np.concatenate([[0], np.cumsum(bad(inputs.event_keys, inputs.event_bags)[passes.index])])
+    lost = degraded_keys(inputs.event_keys, inputs.event_bags, fetched)[passes.index]
+    of_events = np.concatenate([[0], np.cumsum(lost)])
     start = passes.offsets[passes.pass_of]
     out += of_events[start + passes.visible] - of_events[start]
     return out
 
 
-__all__ = ["Fetched", "FetchedRows", "LocalRows", "RowSource", "ServerRows", "degraded_of", "keys_of", "places"]
+__all__ = [
+    "Fetched",
+    "FetchedRows",
+    "LocalRows",
+    "RowSource",
+    "ServerRows",
+    "degraded_keys",
+    "degraded_of",
+    "keys_of",
+    "places",
+]

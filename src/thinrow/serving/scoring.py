@@ -5,8 +5,10 @@ A ranker holds one and replaces it as a whole, so that a request is scored with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +16,8 @@ import torch
 
 from thinrow.checkpoints import Checkpoint
 from thinrow.models import RankerInputs, SavedRanker
-from thinrow.serving.rows import FetchedRows, RowSource, degraded_of, keys_of
+from thinrow.serving.prefixes import Prefixes
+from thinrow.serving.rows import Fetched, FetchedRows, RowSource, degraded_keys, degraded_of, keys_of
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -40,6 +43,7 @@ class Model:
         name: what impressions say of it.
         spec: what it reads.
         event_schema, example_schema: those that it was trained on.
+        prefixes: states of histories that are kept; None for none.
     """
 
     def __init__(
@@ -48,12 +52,14 @@ class Model:
         name: str,
         source: RowSource | None = None,
         fetched: FetchedRows | None = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
         """``source`` has its rows and ``fetched`` stands where its module has a table; both None where the table is in
-        memory."""
+        memory. States of histories are kept in ``prefixes``, where the module has such."""
         self.name, self.spec, self.inputs = name, saved.spec, saved.spec.inputs
         self.event_schema, self.example_schema = saved.event_schema, saved.example_schema
         self._module, self._source, self._fetched = saved.module, source, fetched
+        self.prefixes = prefixes if hasattr(saved.module, "event_states") else None
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint, name: str | None = None) -> Model:
@@ -74,17 +80,52 @@ class Model:
         """Raises as the source of the rows."""
         if not inputs.offsets[-1]:
             return Scores(np.empty(0, np.float32), np.zeros(len(inputs), np.int64))
+        if self.prefixes is not None:
+            return self._score_held(inputs, self.prefixes)
         if self._source is None or self._fetched is None:
             return Scores(self._run(inputs), np.zeros(len(inputs), np.int64))
         fetched = self._source.fetch(keys_of(inputs))
         with self._fetched.holding(fetched):
             return Scores(self._run(inputs), degraded_of(inputs, fetched), fetched.seconds)
 
-    def _run(self, inputs: RankerInputs) -> Floats:
+    def _score_held(self, inputs: RankerInputs, prefixes: Prefixes) -> Scores:
+        """In two parts, whether states of a pass are kept or not: so both give the same bits."""
+        parts = [inputs.of_pass(p) for p in range(len(inputs.histories.passes))]
+        digests = [part.event_digest() for part in parts]
+        held = [prefixes.get(digest) for digest in digests]
+        bare = inputs.without_events()
+        needed = [part for part, states in zip(parts, held, strict=True) if states is None]
+        lost = np.zeros(len(parts), np.int64)
+        fetched = self._fetch(bare, *needed)
+        with nullcontext() if fetched is None or self._fetched is None else self._fetched.holding(fetched):
+            for p, part in enumerate(parts):
+                if held[p] is not None:
+                    continue
+                with torch.inference_mode():
+                    held[p] = states = self._module.event_states(part)  # type: ignore[operator]
+                lost[p] = 0 if fetched is None else degraded_keys(part.event_keys, part.event_bags, fetched).sum()
+                if not lost[p]:
+                    prefixes.put(digests[p], states)
+            whole = [states for states in held if states is not None]
+            layers = zip(*whole, strict=True)
+            found = self._run(inputs, [(_cat([k for k, _ in one]), _cat([v for _, v in one])) for one in layers])
+        degraded = lost[inputs.histories.passes.pass_of]
+        if fetched is not None:
+            degraded = degraded + degraded_of(bare, fetched, events=False)
+        return Scores(found, degraded, {} if fetched is None else fetched.seconds)
+
+    def _fetch(self, *inputs: RankerInputs) -> Fetched | None:
+        return None if self._source is None else self._source.fetch(keys_of(*inputs))
+
+    def _run(self, inputs: RankerInputs, *held: Any) -> Floats:
         with torch.inference_mode():
-            logits = self._module(inputs).view(int(inputs.offsets[-1]), len(self.spec.labels))
+            logits = self._module(inputs, *held).view(int(inputs.offsets[-1]), len(self.spec.labels))
             probability: Floats = torch.sigmoid(logits[:, 0]).numpy()
         return probability
+
+
+def _cat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 __all__ = ["Model", "Scores"]

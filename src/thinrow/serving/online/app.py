@@ -169,6 +169,7 @@ class RankService:
                 "release": live.ranker.model_version,
                 "newer": None if live.behind is None else dict(zip(("release", "why"), live.behind, strict=True)),
                 "servers": [list(replicas) for replicas in live.spec.servers],
+                "prefixes": None if live.ranker.model.prefixes is None else live.ranker.model.prefixes.read(),
                 "reads": {} if live.client is None else live.client.stats.read().get("requests", {}),
             }
             for live in self.arms.lives

@@ -30,6 +30,7 @@ from thinrow.serving.lookups import EmbeddingClient
 from thinrow.serving.ranker import Ranker
 from thinrow.serving.release import Release
 from thinrow.serving.rows import RowSource, ServerRows
+from thinrow.serving.scoring import Model
 
 #: Values of a user's hash.
 _HASHES = 1 << 31
@@ -61,12 +62,14 @@ class LookupOptions:
     Attributes:
         deadline_s, hedge_s, dtype: as of ``EmbeddingClient``.
         fail: an answer that a server's rows are missing of is refused; else zeros stand in, and are counted.
+        prefix_bytes: of states of histories that are kept between requests, of each arm; 0 for none.
     """
 
     deadline_s: float = 0.05
     hedge_s: float | None = None
     dtype: str = "float32"
     fail: bool = False
+    prefix_bytes: int = 0
 
 
 #: What stands before the rows of servers: (release, rows) -> rows; a cache.
@@ -108,7 +111,7 @@ class Live:
         self.behind: tuple[str, str] | None = None
         try:
             self.release = self._first()
-            self.ranker = Ranker(store, self.release.model(self._rows(self.release)), arm=spec.name)
+            self.ranker = Ranker(store, self._model(self.release), arm=spec.name)
         except BaseException:
             self.close()
             raise
@@ -141,7 +144,7 @@ class Live:
                     return False
                 why = self.has(newest)
                 if why is None:
-                    self.ranker.swap(newest.model(self._rows(newest)))
+                    self.ranker.swap(self._model(newest))
             except ThinrowError as error:
                 self._tell("a newer release", str(error))
                 return False
@@ -169,6 +172,9 @@ class Live:
             if self.has(found) is None:
                 return found
         return newest
+
+    def _model(self, release: Release) -> Model:
+        return release.model(self._rows(release), prefix_bytes=self._options.prefix_bytes)
 
     def _rows(self, release: Release) -> RowSource | None:
         if self.client is None:
