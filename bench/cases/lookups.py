@@ -3,7 +3,8 @@
 First part: 2,000 keys a request of a table of 64 float16, one server, 4 connections, a client thread each:
 
 - ``client``: ``EmbeddingClient``, which checks every frame, holds a deadline, gives float32 rows and what was found.
-- ``frames``: the same server, asked by hand, frames checked, float16 rows as they lie in the frame.
+- ``frames``: the same server over the client's connections alone: frames checked, float16 rows as they lie in the
+  frame, no deadline and nothing put together; what the other transports give, too.
 - ``threads``, ``zeromq``, ``grpc``, ``flight``: see ``bench.peers.lookups``; all look up in the same table. Those that
   are not installed are left out, and said to be.
 
@@ -19,6 +20,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,10 +32,10 @@ from bench.harness import Options, Result, Work, rates
 from bench.peers import lookups as peers
 from thinrow.checkpoints import ServingTable, export
 from thinrow.serving.lookups import Bags, EmbeddingClient
-from thinrow.serving.lookups.frames import FrameReader, Kind, frame
+from thinrow.serving.lookups.compiled import CompiledLink, first_ready, link_to
+from thinrow.serving.lookups.links import Known, Server
 from thinrow.serving.lookups.messages import Ask, Request, encode_request, parse_reply
-from thinrow.serving.lookups.server import rest
-from thinrow.serving.lookups.streams import connect, wait
+from thinrow.serving.lookups.stats import Stats
 
 _KEYS, _DIM, _CONNECTIONS, _SERVERS, _BAG = 2_000, 64, 4, 4, 100
 _LONG_S = 60.0
@@ -149,22 +151,17 @@ def _process(command: Sequence[str]) -> Iterator[str]:
 
 
 def _by_hand(address: str) -> peers.Ask:
-    stream = connect(address)
-    reader = FrameReader(1 << 24, keep_bytes=1 << 22)
+    link = link_to(Server(address), Known(), Stats())
+    assert isinstance(link, CompiledLink)
 
     def ask(keys: Any) -> Any:
-        parts = frame(Kind.REQUEST, 1, encode_request(Request([Ask("t.", keys)], "float16")))
-        while parts:
-            parts = rest(parts, stream.send(parts))
-            if parts:
-                wait([], [stream], _LONG_S)
+        link.ask(1, encode_request(Request([Ask("t.", keys)], "float16")))
         while True:
-            while (found := reader.read(stream)) is None:
-                wait([stream], [], _LONG_S)
-            assert found.body is not None
-            reader.give_back(found.body)
-            if found.header.kind == Kind.REPLY:
-                return parse_reply(found.body)[0].values
+            first_ready([link], time.monotonic_ns() + int(_LONG_S * 1e9))
+            for reply in link.replies():
+                assert reply.body is not None
+                link.give_back(reply.body)
+                return parse_reply(reply.body)[0].values
 
     return ask
 

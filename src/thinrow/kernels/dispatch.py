@@ -115,6 +115,7 @@ KERNELS: dict[str, str] = {
     "rowwise_adagrad_rows": "table",
     "adam_rows": "table",
     "find_words": "exported",
+    "widen_half": "half",
     "count_batches": "budget",
     "cut_batches": "budget",
     "spread_units": "budget",
@@ -146,7 +147,11 @@ CUDA_KERNELS: dict[str, str] = {"hstu_attention": "hstu"}
 
 #: Compiled loop -> module of ``kernels.numba`` that defines it, on Linux. What these
 #: loops of input and output do is defined by plain Python code of those who call them.
-LOOPS: dict[str, str] = {"serve_frames": "engine", "add_shared": "sockets"}
+LOOPS: dict[str, str] = {
+    "serve_frames": "engine",
+    "add_shared": "sockets",
+    "exchange_frames": "exchange",
+}
 
 #: Modules whose fast backend is written in torch, not numba.
 _TORCH_MODULES = ("hstu", "dense", "losses")

@@ -161,3 +161,40 @@ WHY = (
     W_SLOW,
     W_UNREAD,
 ) = range(10)
+
+#: A link of a client, and what its loop comes back with: a frame, memory that is full, an end, an error of the system,
+#: what is no frame.
+(
+    X_ADDRESS,
+    X_FD,
+    X_OUT,
+    X_OUT_AT,
+    X_OUT_END,
+    X_NEW,
+    X_NUMBER,
+    X_RANK,
+    X_GOT,
+    X_LENGTH,
+    X_LIMIT,
+    X_BODY,
+    X_ROOM,
+    X_EVENT,
+    X_WHY,
+    X_HEADER,
+    _X1,
+    _X2,
+    _X3,
+    X_FIELDS,
+) = range(20)
+XE_NONE, XE_WHOLE, XE_ROOM, XE_ENDED, XE_FAILED, XE_BROKEN = range(6)
+#: Why it is none, in words.
+XWHY = (
+    "a frame does not begin with b'trow'; is this an embedding server?",
+    "the header of a frame fails its CRC",
+    "a frame of another version than 1; update the older side",
+    "a frame of a kind that there is not",
+    "a frame that is longer than an answer may be",
+    "the body of a frame fails its CRC",
+    "the connection ended within a frame",
+)
+XW_MAGIC, XW_HEADER, XW_VERSION, XW_KIND, XW_LENGTH, XW_BODY, XW_SHORT = range(7)

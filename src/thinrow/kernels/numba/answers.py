@@ -46,7 +46,8 @@ from thinrow.kernels.lookups import (
     T_STEP,
 )
 from thinrow.kernels.numba.crc import advance_at
-from thinrow.kernels.numba.intrinsics import pointer, prefetch, prefetch_range, word_at
+from thinrow.kernels.numba.half import widen_at
+from thinrow.kernels.numba.intrinsics import address, pointer, prefetch, prefetch_range, word_at
 from thinrow.kernels.numba.jit import intrinsic, njit
 from thinrow.kernels.numba.scalar import mix
 from thinrow.kernels.numba.sockets import memcpy, number_at, put_half_word, put_word
@@ -55,14 +56,12 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
 #: Keys that are looked up in one go.
-_BLOCK = 64
+_BLOCK = 32
 _LOW32 = np.uint64(0xFFFFFFFF)
 _MOST_TABLES = 1 << 10
 _MOST_BYTES = (1 << 32) - 1
 #: Places of an ask in the plan: its table, pooling, keys, bags, and addresses of keys, lengths and weights.
 _TABLE, _POOLING, _N_KEYS, _N_BAGS, _KEYS, _LENGTHS, _WEIGHTS, _ASK_FIELDS = range(8)
-#: As in ``core/half.py``.
-_KEPT, _SCALE = np.int32(-0x70000001), np.float32(2.0**112)
 _SIGN, _REST = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
 
 
@@ -275,9 +274,7 @@ def _row(parts: Ints, part: int, place: int, dim: int, default: Floats, out: Flo
         for c in range(dim):
             out[c] = single[c]
     elif parts[part, P_KIND] == FLOAT16:
-        half = carray(pointer(parts[part, P_VALUES] + 2 * dim * place), (dim,), np.int16)
-        for c in range(dim):
-            out[c] = _number(np.int32(np.int32(np.int32(half[c]) << np.int32(13)) & _KEPT)) * _SCALE
+        widen_at(parts[part, P_VALUES] + 2 * dim * place, dim, address(out))
     else:
         scale = carray(pointer(parts[part, P_SCALES] + 4 * place), (1,), np.float32)[0]
         packed = carray(pointer(parts[part, P_VALUES] + dim * place), (dim,), np.int8)
@@ -360,18 +357,23 @@ def _answer(asks: Ints, i: int, tables: Ints, parts: Ints, low: Any, last: Any, 
     bits = carray(pointer(marks), (0 if pooling else marks_bytes,), np.uint8)
     counts = carray(pointer(marks), (rows if pooling else 0,), np.uint32)
     row_bytes = np.array([4 * dim, 2 * dim, dim])
-    words, found, places = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.int64), np.empty(_BLOCK, np.int64)
+    words = np.empty(_BLOCK, np.uint64)
+    # Of two blocks: one is looked up while the memory of the other's rows is fetched.
+    found, places = np.empty(2 * _BLOCK, np.int64), np.empty(2 * _BLOCK, np.int64)
     row, total = np.empty(dim, np.float32), np.zeros(dim, np.float32)
     bag, in_bag = 0, 0
-    for begin in range(0, n, _BLOCK):
-        here = min(_BLOCK, n - begin)
+    for ahead in range(0, n + _BLOCK, _BLOCK):
+        here = min(_BLOCK, n - ahead)
         for k in range(here):
-            words[k] = mix(keys[begin + k])
+            words[k] = mix(keys[ahead + k])
             if not low <= words[k] <= last:
                 return 0
-        _look(parts, first, end, row_bytes, words, here, found, places)
-        for k in range(here):
-            at, part = begin + k, found[k]
+        if here > 0:
+            side = ahead & _BLOCK
+            _look(parts, first, end, row_bytes, words, here, found[side:], places[side:])
+        for at in range(max(0, ahead - _BLOCK), min(ahead, n)):
+            k = at & (2 * _BLOCK - 1)
+            part = found[k]
             if pooling == 0:
                 if part >= 0:
                     bits[at >> 3] |= np.uint8(1 << (at & 7))

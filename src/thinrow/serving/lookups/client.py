@@ -26,6 +26,7 @@ from typing import Any
 from thinrow.checkpoints import Version
 from thinrow.core.errors import InputError, ProtocolError, ThinrowError, Unavailable
 from thinrow.core.routing import Routing
+from thinrow.serving.lookups.compiled import CompiledLink, first_ready, link_to, prepare
 from thinrow.serving.lookups.frames import Frame, Status
 from thinrow.serving.lookups.links import Known, Link, Links, Server, said
 from thinrow.serving.lookups.messages import DTYPES, MOST_TABLES, Ask, Ints, Request, Rows, encode_request, parse_reply
@@ -141,8 +142,9 @@ class EmbeddingClient:
         self._servers = [[Server(address) for address in replicas] for replicas in servers]
         self._known = Known()
         self.stats = Stats()
-        self._links = Links(self._known, self.stats)
+        self._links = Links(self._known, self.stats, link_to)
         self._numbers, self._turn = _ids(), itertools.count()
+        prepare()
         _clients.add(self)
 
     def __enter__(self) -> EmbeddingClient:
@@ -158,7 +160,7 @@ class EmbeddingClient:
     def after_fork(self) -> None:
         """In a child process, by itself: connections of its own, for the parent reads from those that there were."""
         self.stats.after_fork()
-        inherited, self._links = self._links, Links(self._known, self.stats)
+        inherited, self._links = self._links, Links(self._known, self.stats, link_to)
         inherited.after_fork()
         self._numbers = _ids()
 
@@ -318,8 +320,14 @@ class EmbeddingClient:
         """Wait for bytes, room, or the next hedge, and go on with what there is."""
         links = {link: call for call in waiting for link in call.flight}
         at = min([until, *(call.hedge_at for call in waiting if call.hedge_at is not None)])
+        compiled = [link for link in links if isinstance(link, CompiledLink)]
+        if len(compiled) == len(links):
+            found = first_ready(compiled, int(at * 1e9))
+            if found is not None:
+                self._serve(found, links[found], until, readable=True)
+            return
         by_stream: dict[Any, Link] = {link.stream: link for link in links}
-        writers = [link.stream for link in links if link.unsent]
+        writers = [link.stream for link in links if link.stuck]
         readable, writable = wait(by_stream, writers, max(0.0, at - time.monotonic()))
         for stream in readable | writable:
             link = by_stream[stream]
@@ -333,7 +341,7 @@ class EmbeddingClient:
             if link is None:
                 call.why = f"{server.address} cannot be reached"
                 continue
-            if link.full or link.unsent:
+            if link.full or link.stuck:
                 call.why = f"{server.address} has not taken earlier requests"
                 server.late()
                 link.close()
@@ -422,7 +430,7 @@ class EmbeddingClient:
         read has failed."""
         for link, number in call.flight.items():
             # Half a request cannot be taken back, and its arrays are the caller's.
-            stuck = bool(link.unsent)
+            stuck = bool(link.stuck)
             if passed or call.rows is not None:
                 stuck |= link.server.late()
             try:
@@ -430,7 +438,7 @@ class EmbeddingClient:
                     link.cancel(number)
             except OSError:
                 stuck = True
-            if stuck or link.unsent:
+            if stuck or link.stuck:
                 link.close()
         call.flight.clear()
 

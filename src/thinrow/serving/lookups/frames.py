@@ -201,6 +201,12 @@ class FrameReader:
         return self._body[self._got : length].data
 
 
+def header_of(words: npt.NDArray[np.int64]) -> Header:
+    """Of 32 bytes that were checked."""
+    _, _, kind, status, id, length, crc, _ = _HEADER.unpack_from(words.data)
+    return Header(Kind(kind), status, id, length, crc)
+
+
 def parse_header(head: bytearray, limit: int) -> Header:
     """Check and read 32 bytes. Raises ProtocolError, which says what is wrong."""
     magic, version, kind, status, id, length, crc, zero = _HEADER.unpack_from(head)

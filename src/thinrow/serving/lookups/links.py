@@ -10,7 +10,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from thinrow.serving.lookups.streams import Stream, check_address, connect
 
 #: Bytes of an answer at most.
 ANSWER_BYTES = 1 << 30
-_KEPT_BYTES = 1 << 24
+KEPT_BYTES = 1 << 24
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 #: Requests that go unanswered one after another before a server is left alone.
 _LATE = 3
@@ -96,7 +96,7 @@ class Link:
         """Raises OSError: nobody listens."""
         self.server, self._known, self._stats = server, known, stats
         self.stream: Stream = connect(server.address)
-        self._reader = FrameReader(ANSWER_BYTES, keep_bytes=_KEPT_BYTES)
+        self._reader = FrameReader(ANSWER_BYTES, keep_bytes=KEPT_BYTES)
         self._credits = _CREDITS
         #: Ids of requests whose answers have not come, wanted or not.
         self.under_way: set[int] = set()
@@ -109,6 +109,11 @@ class Link:
     def full(self) -> bool:
         """The server has as many requests of this connection as it takes."""
         return len(self.under_way) >= self._credits
+
+    @property
+    def stuck(self) -> bool:
+        """Not all was sent."""
+        return bool(self.unsent)
 
     def ask(self, number: int, body: list[Any]) -> None:
         """Send a request, as much of it as there is room for. Raises OSError."""
@@ -137,18 +142,22 @@ class Link:
             OSError, EOFError, ProtocolError: the connection is of no more use.
         """
         while (found := self._reader.read(self.stream)) is not None:
-            kind = found.header.kind
-            self._stats.add("bytes_in", n=HEADER_BYTES + found.header.length)
-            if kind == Kind.HELLO:
-                self._hello(found)
-                self.give_back(found.body)
-            elif kind == Kind.REPLY:
-                if found.header.id == 0:
-                    raise ConnectionRefusedError(said(found.body))
-                self.under_way.discard(found.header.id)
-                yield found
-            elif kind != Kind.PONG:
-                raise ProtocolError(f"a frame of kind {kind.name}, which servers do not send")
+            yield from self._checked(found)
+
+    def _checked(self, found: Frame) -> Iterator[Frame]:
+        """The frame, where it is an answer."""
+        kind = found.header.kind
+        self._stats.add("bytes_in", n=HEADER_BYTES + found.header.length)
+        if kind == Kind.HELLO:
+            self._hello(found)
+            self.give_back(found.body)
+        elif kind == Kind.REPLY:
+            if found.header.id == 0:
+                raise ConnectionRefusedError(said(found.body))
+            self.under_way.discard(found.header.id)
+            yield found
+        elif kind != Kind.PONG:
+            raise ProtocolError(f"a frame of kind {kind.name}, which servers do not send")
 
     def give_back(self, body: Any) -> None:
         """The memory of an answer that nobody looks at any longer."""
@@ -187,8 +196,8 @@ class _Mine(dict[Server, Link]):
 class Links:
     """The links of all threads; each thread sees its own."""
 
-    def __init__(self, known: Known, stats: Stats) -> None:
-        self._known, self._stats, self._mine = known, stats, threading.local()
+    def __init__(self, known: Known, stats: Stats, make: Callable[[Server, Known, Stats], Link]) -> None:
+        self._make, self._known, self._stats, self._mine = make, known, stats, threading.local()
         self._all = weakref.WeakSet[_Mine]()
         self._lock = threading.Lock()
 
@@ -199,7 +208,7 @@ class Links:
         if link is not None and not link.closed:
             return link
         try:
-            link = links[server] = Link(server, self._known, self._stats)
+            link = links[server] = self._make(server, self._known, self._stats)
         except OSError:
             server.failed()
             return None

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from thinrow.checkpoints import Version
 from thinrow.core.errors import InputError, ProtocolError
-from thinrow.core.half import widen
 from thinrow.core.pool import empty
+from thinrow.kernels import kernel
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -105,7 +105,7 @@ class Rows:
         if self.values.dtype != np.float16:
             return self.values
         out: Floats = empty(self.values.size, np.float32).reshape(self.values.shape)
-        widen(self.values, out)
+        kernel("widen_half")(self.values, out)
         return out
 
 

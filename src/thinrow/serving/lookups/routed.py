@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError, ProtocolError
-from thinrow.core.half import widen
 from thinrow.core.pool import empty
 from thinrow.core.routing import Routing
+from thinrow.kernels import kernel
 from thinrow.serving.lookups.messages import MOST_NAME_BYTES, Ask, Floats, Ints, Pooling, Rows
 
 POOLINGS = ("sum", "mean")
@@ -135,7 +135,7 @@ def joined(wanted: Wanted, default: Floats, answers: dict[int, Rows | None]) -> 
                 raise ProtocolError(f"an answer of {rows.values.shape} of table {ask.table!r}, not {(ask.rows, dim)}")
             if rows.values.dtype == np.float16 and isinstance(at, slice) and not pooled:
                 # Straight to where it belongs.
-                widen(rows.values, vectors)
+                kernel("widen_half")(rows.values, vectors)
                 found[at] = rows.found
                 continue
             part = rows.as_float()

@@ -87,11 +87,16 @@ class SocketStream:
         except (BlockingIOError, InterruptedError):
             return 0
 
-    def close(self) -> None:
-        # Another thread may be in ``wait``: only a shutdown wakes it. A child lets its own descriptor go alone.
+    def shutdown(self) -> None:
+        """End it for both sides and wake whoever waits for it; its descriptor stays."""
+        # A child lets its own descriptor go alone.
         if os.getpid() == self._process:
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        # Another thread may be in ``wait``: only a shutdown wakes it.
+        self.shutdown()
         self.sock.close()
 
 
