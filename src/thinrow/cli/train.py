@@ -69,8 +69,10 @@ def command(
     """Train a ranker by RECIPE: a built-in one, or FILE.py:FUNCTION of your own that returns a TrainConfig.
 
     Built in, for the data of thinrow demo, are MODEL_retail_small and MODEL_git_small with MODEL one of hstu,
-    hstu_plain (without cross features), mtgr, argus, hstu_retrieval, dlrm, moe, multi_embedding, wukong, sim;
-    argus_retail_pretrain and argus_git_pretrain; and argus_retail_1b, a plan of a thousand million weights.
+    hstu_plain (without cross features), hstu_semi_local, hstu_sampled, mtgr, argus, argus_kinds, hstu_retrieval,
+    recis_click, recis_next, dlrm, moe, multi_embedding, wukong, sim; argus_retail_pretrain and argus_git_pretrain,
+    argus_feedback_retail_pretrain and argus_feedback_git_pretrain; and argus_retail_1b, a plan of a thousand million
+    weights.
     Checkpoints and a log of steps (log.jsonl) go to --out. A run ends with a checkpoint
     on SIGTERM or Ctrl-C, with --follow also when the log is sealed.
     Under torchrun all processes train one model, each on its part of every batch, with the losses of one process.

@@ -27,7 +27,7 @@ from thinrow.embeddings import DynamicTable
 from thinrow.models.embed import Embedded, InputEmbedding, flat
 from thinrow.models.inputs import InputSpec, RankerInputs
 from thinrow.models.layers import Heads, KindLinear
-from thinrow.models.sequence import EventStates, SequenceConfig, SequenceLayout, SequenceStack
+from thinrow.models.sequence import EventStates, SequenceConfig, SequenceStack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class HSTURanker(SequenceStack):
     def event_states(self, inputs: RankerInputs) -> EventStates:
         """What ``forward`` reads of the events: it hangs on the events of a pass alone, so it can be kept."""
         embedded = self.inputs(inputs)
-        layout = SequenceLayout(inputs, embedded.event_EFd.dtype, static=self.static, candidates=False)
+        layout = self.layout(inputs, embedded.event_EFd.dtype, static=self.static, candidates=False)
         events_SW = self.event_token(flat(embedded.event_EFd, embedded.event_EN))[layout.event_index]
         return self.states_of(events_SW, layout)
 
@@ -85,9 +85,7 @@ class HSTURanker(SequenceStack):
         """(C,) logits, in the order of ``inputs.candidate_keys``; (C, T) of T tasks. Where states of the events are
         ``held``, pass after pass, their keys are not read (``RankerInputs.without_events``)."""
         embedded = self.inputs(inputs if held is None else inputs.without_events())
-        layout = SequenceLayout(
-            inputs, embedded.event_EFd.dtype, per_request=self.n_user_tokens, static=self.static
-        )  # fmt: skip
+        layout = self.layout(inputs, embedded.event_EFd.dtype, per_request=self.n_user_tokens, static=self.static)
         candidate = flat(embedded.candidate_CFd, embedded.candidate_CN)
         tokens = []
         if held is None:

@@ -22,7 +22,7 @@ from thinrow.models.embed import InputEmbedding, flat
 from thinrow.models.inputs import InputSpec, RankerInputs
 from thinrow.models.items import ItemTower, NextItem, places, targets_of
 from thinrow.models.layers import check_counts
-from thinrow.models.sequence import SequenceConfig, SequenceLayout, SequenceStack
+from thinrow.models.sequence import SequenceConfig, SequenceStack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class HSTURetrieval(SequenceStack):
         return found
 
     def _states(self, inputs: RankerInputs, events: Tensor) -> Tensor:
-        layout = SequenceLayout(inputs, events.dtype, candidates=False)
+        layout = self.layout(inputs, events.dtype, candidates=False)
         return self.run(self.event_token(events)[layout.event_index], layout, events=True)
 
 

@@ -2,7 +2,8 @@
 
 Who sees whom, all requests of a user in one pass over the shared events (``thinrow.jagged.passes``)::
 
-    event        itself and the events before it; those of the static part (``static``) all of that part
+    event        itself and the events before it, with a window only the newest of them and the first; those of the
+                 static part (``static``) all of that part
     request      the events of its request, and the other tokens of that request (a user's profile, say)
     candidate    the events of its request, the tokens of its request, itself, and no other candidate
 
@@ -26,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +40,7 @@ from thinrow.core.ragged import inverse_of, offsets_of, ranges_index
 from thinrow.core.units import DAY_MS
 from thinrow.jagged.torch import tensor
 from thinrow.kernels import kernel
+from thinrow.kernels.layout import AttentionLayout
 from thinrow.kernels.prefix import PrefixLayout
 from thinrow.models.inputs import RankerInputs
 from thinrow.models.layers import check_counts, check_rate
@@ -59,6 +62,8 @@ class SequenceConfig:
     group_norm: a norm for each kind of token; False for one that all share.
     dropout: share of a layer's gated values that is dropped in training.
     cross_features: whether outputs of the plan that relate candidates to the history are read.
+    window: events before its own place that a token sees at most (semi-local attention); None for all.
+    first: of the oldest events, how many are seen in spite of the window.
     """
 
     width: int = 32
@@ -72,6 +77,8 @@ class SequenceConfig:
     group_norm: bool = True
     dropout: float = 0.0
     cross_features: bool = True
+    window: int | None = None
+    first: int = 0
 
     def __post_init__(self) -> None:
         check_counts(self, "width", "heads", "layers")
@@ -91,6 +98,8 @@ class SequenceConfig:
         check_rate("base_rate", self.base_rate)
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout={self.dropout}; it must be from 0 to below 1")
+        if (self.window is not None and self.window < 0) or self.first < 0:
+            raise InputError(f"window={self.window} and first={self.first}; neither may be negative")
 
 
 class SequenceLayout:
@@ -102,6 +111,7 @@ class SequenceLayout:
         per_request: tokens of a request.
         static: the first so many events of a pass see each other, where the pass has as many.
         candidates: False for a pass without candidates.
+        window, first: as in ``SequenceConfig``; the static part is outside any window.
 
     Attributes:
         event_index: (S,) int64, the event of each event token; ``event_part`` (S,) which of its tokens.
@@ -113,13 +123,13 @@ class SequenceLayout:
 
     def __init__(
         self, inputs: RankerInputs, dtype: torch.dtype, *, per_event: int = 1, per_request: int = 0, static: int = 0,
-        candidates: bool = True,
+        candidates: bool = True, window: int | None = None, first: int = 0,
     ) -> None:  # fmt: skip
         passes = inputs.histories.passes
         counts = np.diff(inputs.offsets) if candidates else np.zeros(len(inputs), np.int64)
         requests = passes.order()
-        first = inputs.offsets[:-1][requests]
-        order, _ = ranges_index(first, first + counts[requests])
+        begin = inputs.offsets[:-1][requests]
+        order, _ = ranges_index(begin, begin + counts[requests])
         offsets, lengths = passes.offsets * per_event, np.diff(passes.offsets)
         seen = passes.visible[requests] * per_event
         position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths * per_event)
@@ -134,14 +144,16 @@ class SequenceLayout:
         self.slot = tensor(np.repeat(np.arange(len(requests)), counts[requests]))
         self.event_index = tensor(np.repeat(passes.index, per_event))
         self.event_part = tensor(np.arange(len(position)) % per_event)
-        event_sees, request_sees = np.maximum(position + 1, whole), np.repeat(seen, per_request)
-        self.events = PrefixLayout(offsets, offsets, event_sees)
-        self.of_requests = PrefixLayout(
-            offsets_of(np.bincount(passes.pass_of, minlength=len(passes)) * per_request), offsets, request_sees
-        )
+        request_sees = np.repeat(seen, per_request)
         per_pass = np.bincount(passes.pass_of, counts, minlength=len(passes)).astype(np.int64)
-        self.candidates = PrefixLayout(offsets_of(per_pass), offsets, shown)
-        keys = np.concatenate([event_sees, request_sees + per_request, shown + per_request + 1])
+        asking = offsets_of(np.bincount(passes.pass_of, minlength=len(passes)) * per_request)
+        # Events before these are seen whatever the window.
+        kept = None if window is None else (window * per_event, max(first, static) * per_event)
+        self.events = _within(offsets, offsets, position, np.maximum(position + 1, whole), kept)
+        self.of_requests = _within(asking, offsets, request_sees, request_sees, kept)
+        self.candidates = _within(offsets_of(per_pass), offsets, shown, shown, kept)
+        seen_of = self.events.n_seen, self.of_requests.n_seen + per_request, self.candidates.n_seen + per_request + 1
+        keys = np.concatenate(seen_of)
         self.share = 1 / tensor(keys).to(dtype)[:, None]
         self.bounds = tuple(np.cumsum([0, len(position), len(request_sees), len(order)]).tolist())
         asked = tensor(np.repeat(requests, per_request)), inputs.example_of[self.order]
@@ -167,6 +179,24 @@ class SequenceLayout:
         return torch.polar(torch.ones_like(angle), angle).to(self._dtype.to_complex())[:, None]
 
 
+def _within(
+    q_offsets: npt.NDArray[np.int64],
+    k_offsets: npt.NDArray[np.int64],
+    place: npt.NDArray[np.int64],
+    stop: npt.NDArray[np.int64],
+    kept: tuple[int, int] | None,
+) -> AttentionLayout:
+    """Queries at ``place`` that see the keys before ``stop``; with ``kept`` (window, first) only the newest before
+    their place, themselves, and the first."""
+    if kept is None:
+        return PrefixLayout(q_offsets, k_offsets, stop)
+    window, first = kept
+    oldest = np.minimum(stop, first)
+    start = np.maximum(place - window, oldest)
+    starts = np.stack([np.zeros_like(start), start], axis=1)
+    return AttentionLayout(q_offsets, k_offsets, starts, np.stack([oldest, np.maximum(stop, start)], axis=1))
+
+
 class SequenceStack(nn.Module):
     """The layers of a sequence model. A subclass makes what its tokens need, then calls ``make_layers``, so that the
     weights are drawn in the order in which they are used."""
@@ -189,6 +219,10 @@ class SequenceStack(nn.Module):
         if config.dropout:
             self.steps: Tensor
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def layout(self, inputs: RankerInputs, dtype: torch.dtype, **kinds: Any) -> SequenceLayout:
+        """Who sees whom; ``kinds`` go to ``SequenceLayout``."""
+        return SequenceLayout(inputs, dtype, window=self.config.window, first=self.config.first, **kinds)
 
     def run(
         self, tokens_TW: Tensor, layout: SequenceLayout, *, events: bool = False, held: EventStates | None = None

@@ -30,6 +30,7 @@ class Sizes:
     _width: int
     _layers: int
     _per_event: int
+    _most: int | None = None
 
     def forward_flops(self, events: int, candidates: int) -> float:
         """Floating-point operations to score the candidates of one request after so many events.
@@ -37,7 +38,9 @@ class Sizes:
         Of a sequence model; matrices that only events or only candidates pass are counted for both, which is little.
         """
         tokens = events * self._per_event
-        pairs = tokens * (tokens + 1) / 2 + candidates * (tokens + 1)
+        most = tokens if self._most is None else min(self._most * self._per_event, tokens)
+        # A token sees those before it and itself; behind the first ``most``, so many and itself.
+        pairs = most * (most + 1) / 2 + (tokens - most) * (most + 1) + candidates * (most + 1)
         once = self.parameters - self.layer_parameters
         dense = 2.0 * self.layer_parameters * (tokens + candidates) + 2.0 * once * (events + candidates)
         return dense + 4.0 * self._width * self._layers * pairs
@@ -56,9 +59,11 @@ def sizes_of(spec: RankerSpec) -> Sizes:
     with torch.device("meta"):
         module = MODELS[spec.name][1](spec.model, spec.inputs, DynamicTable(spec.dim), len(spec.labels))
     total = sum(p.numel() for p in module.parameters())
-    width, layers, in_layers, per_event = 0, 0, 0, 1
+    width, layers, in_layers, per_event, most = 0, 0, 0, 1, None
     if isinstance(spec.model, SequenceConfig):
         width, layers = spec.model.width, spec.model.layers
         in_layers = sum(p.numel() for n, p in module.named_parameters() if n.startswith("layers."))
         per_event = 2 if getattr(spec.model, "early", False) else 1
-    return Sizes(total, in_layers, 4 * spec.dim, width, layers, per_event)
+        if spec.model.window is not None:
+            most = spec.model.window + max(spec.model.first, getattr(spec.model, "static_events", 0))
+    return Sizes(total, in_layers, 4 * spec.dim, width, layers, per_event, most)

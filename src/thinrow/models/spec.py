@@ -42,10 +42,14 @@ MODELS: dict[str, tuple[type[Any], type[nn.Module]]] = {
     "sim": (SIMConfig, SIM),
 }
 
-#: Values that "hstu" and "dlrm" got after checkpoints of them were written: left out of what is written where they say
-#: what their absence says, so that a run of before resumes.
+#: Values that models got after checkpoints of them were written: left out of what is written where they say what their
+#: absence says, so that a run of before resumes.
+_SEMI_LOCAL = ("window", "first")
 _LATER = {
-    "hstu": ("group_norm", "dropout", "cross_features", "user_tokens", "static_events"),
+    "hstu": ("group_norm", "dropout", "cross_features", "user_tokens", "static_events", *_SEMI_LOCAL),
+    "mtgr": _SEMI_LOCAL,
+    "argus": ("kind", "kinds", "feedback", "feedbacks", "feedback_weight", *_SEMI_LOCAL),
+    "hstu_retrieval": _SEMI_LOCAL,
     "dlrm": ("sets", "experts", "cross_features"),
 }
 

@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from thinrow.core.errors import InputError
-from thinrow.recipes import git, retail
+from thinrow.recipes import rankers
+from thinrow.recipes.git import GIT
+from thinrow.recipes.retail import RETAIL
 from thinrow.training import TrainConfig
 
 Recipe = Callable[[], TrainConfig]
 
-#: The functions of ``thinrow.recipes.retail`` and ``thinrow.recipes.git`` that are named model_data_scale.
+#: Model -> its recipe for any data set.
+SMALL = {
+    f.__name__: f
+    for f in (
+        rankers.hstu,
+        rankers.hstu_plain,
+        rankers.hstu_semi_local,
+        rankers.hstu_sampled,
+        rankers.mtgr,
+        rankers.argus,
+        rankers.argus_kinds,
+        rankers.hstu_retrieval,
+        rankers.dlrm,
+        rankers.moe,
+        rankers.multi_embedding,
+        rankers.wukong,
+        rankers.sim,
+        rankers.recis_click,
+        rankers.recis_next,
+    )
+}
+
+#: Named model_data_scale.
 RECIPES: dict[str, Recipe] = {
-    name: recipe
-    for data in (retail, git)
-    for name, recipe in vars(data).items()
-    if name.endswith(("_small", "_pretrain", "_1b")) and recipe.__module__ == data.__name__
+    **{f"{name}_{data.name}_small": partial(recipe, data) for data in (RETAIL, GIT) for name, recipe in SMALL.items()},
+    **{f"argus_{data.name}_pretrain": partial(rankers.argus_pretrain, data) for data in (RETAIL, GIT)},
+    **{f"argus_feedback_{data.name}_pretrain": partial(rankers.argus_feedback, data) for data in (RETAIL, GIT)},
+    "argus_retail_1b": partial(rankers.argus_1b, RETAIL),
 }
 
 

@@ -56,7 +56,11 @@ CONFIGS: Mapping[str, ModelConfig] = {
     "dlrm": DLRMConfig(hidden=(8, 4)),
     "mtgr": MTGRConfig(**_SEQUENCE, static_events=4, dropout=0.2),
     "mtgr_one_norm": MTGRConfig(**_SEQUENCE, static_events=4, group_norm=False, cross_features=False),
+    "hstu_semi_local": HSTUConfig(**_SEQUENCE, window=5, first=1),
     "argus": ARGUSConfig(**_ARGUS),
+    "argus_feedback": ARGUSConfig(
+        **_ARGUS, kind=("e_sort", "x_sort"), kinds=3, feedback="e_came", feedbacks=3, feedback_weight=0.5
+    ),
     "argus_late": ARGUSConfig(**_ARGUS, early=False),
     "hstu_retrieval": RetrievalConfig(**_SEQUENCE, items=_ITEMS, negatives=8),
     "moe": DLRMConfig(hidden=(8, 4), experts=3),
@@ -66,12 +70,12 @@ CONFIGS: Mapping[str, ModelConfig] = {
 }
 PAIR = ("dlrm", "hstu")
 #: Those that are trained on the next item.
-NEXT_ITEM = ("argus", "argus_late", "hstu_retrieval")
+NEXT_ITEM = ("argus", "argus_feedback", "argus_late", "hstu_retrieval")
 
 
 def world_spec(model: str, max_len: int | None = None, align: int = 1) -> RankerSpec:
     """A ranker of ``thinrow.testing.world``."""
-    more = model in ("argus", "argus_late")
+    more = model.startswith("argus")
     item, shown = Source("history.item"), Source("cand.item")
     plan = FeaturePlan(
         {
@@ -82,6 +86,7 @@ def world_spec(model: str, max_len: int | None = None, align: int = 1) -> Ranker
             "c_count": Hash(Bucketize(HistoryMatch(item, shown, "count"), (1, 2, 4)), seed=3),
             "x_city": Hash(Source("ctx.city"), seed=4),
             **(_argus_outputs(Hash(Source("history.brand"), 2), Hash(Source("cand.brand"), 2)) if more else {}),
+            **(_feedback_outputs(Hash(Source("history.brand"), 3, 6)) if model == "argus_feedback" else {}),
         }
     )
     columns = ("item", "brand")
@@ -105,6 +110,11 @@ def _argus_outputs(e_kind: Node, c_kind: Node) -> dict[str, Node]:
     }
 
 
+def _feedback_outputs(e_came: Node) -> dict[str, Node]:
+    """What came of an event, and kinds of contexts."""
+    return {"e_came": e_came, "e_sort": Hash(Source("history.brand"), 3, 9), "x_sort": Hash(Source("ctx.city"), 3, 9)}
+
+
 def memory_spec(model: str) -> RankerSpec:
     """A ranker of ``random_histories`` and ``random_candidates``, with a dense number beside candidates."""
     item, shown = Source("history.item"), Source("cand.item")
@@ -121,6 +131,8 @@ def memory_spec(model: str) -> RankerSpec:
     if model.startswith("argus"):
         # Of two values, whose remainders tests that add even numbers leave alone.
         outputs |= _argus_outputs(Mod(Source("history.brand"), 2), Mod(Source("cand.brand"), 2))
+    if model == "argus_feedback":
+        outputs |= _feedback_outputs(Mod(Source("history.brand"), 3))
     plan = FeaturePlan(outputs)
     return RankerSpec(
         model=CONFIGS[model], plan=plan, projection=Projection(), label="buy", numbers=("c_price",), dim=4

@@ -177,8 +177,14 @@ def dense_sequence(module: HSTURanker, config: HSTUConfig, requests: Requests, i
         kinds.append("candidate")
     tokens = states[beside:]
     static = config.static_events if n >= config.static_events else 0
-    sees = [range(max(j + 1, static)) for j in range(n)] + [range(beside)] * module.n_user_tokens
-    sees += [[*range(beside), beside + c] for c in range(len(tokens))]
+
+    def visible(place: int, stop: int) -> list[int]:
+        old = max(config.first, config.static_events)
+        return [k for k in range(stop) if config.window is None or k < old or k >= place - config.window]
+
+    asked = [*visible(n, n), *range(n, beside)]
+    sees = [visible(j, max(j + 1, static)) for j in range(n)] + [asked] * module.n_user_tokens
+    sees += [[*asked, beside + c] for c in range(len(tokens))]
     times = [int(t) for t in requests.histories.events.event_ts[seen]]
     times += [int(requests.request_ts[x])] * (len(states) - n)
     places = [*range(n), *[n] * (len(states) - n)]
@@ -220,12 +226,24 @@ def dense_sequence(module: HSTURanker, config: HSTUConfig, requests: Requests, i
     return torch.stack([module.head(torch.cat([s, t])[None])[0] for s, t in zip(states[beside:], tokens, strict=True)])
 
 
-@pytest.mark.parametrize("name", ["hstu", "mtgr", "mtgr_one_norm"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("hstu", {}),
+        ("hstu", {"window": 0}),
+        ("hstu", {"window": 2, "first": 1}),
+        ("mtgr", {}),
+        ("mtgr", {"window": 1, "static_events": 3}),
+        ("mtgr_one_norm", {}),
+    ],
+)
 @pytest.mark.parametrize("seed", range(2))
-def test_sequence_models_equal_their_formulas_one_request_at_a_time(name: str, seed: int) -> None:
+def test_sequence_models_equal_their_formulas_one_request_at_a_time(
+    name: str, changes: dict[str, int], seed: int
+) -> None:
     spec = memory_spec(name)
     assert isinstance(spec.model, HSTUConfig)
-    spec = replace(spec, model=replace(spec.model, dropout=0.0))
+    spec = replace(spec, model=replace(spec.model, dropout=0.0, **changes))  # type: ignore[arg-type]
     requests = Requests.random(seed, n_requests=8, max_events=7, late=0.2)
     module, _ = exact_model(spec)
     assert isinstance(module, HSTURanker)
@@ -271,6 +289,43 @@ def test_what_is_predicted_reads_its_past_and_its_own_context_alone(name: str) -
         for i in range(len(before)):
             past = passes.index[begins[i] : targets.slot[i]]
             assert torch.equal(before[i], after[i]) != (event in past)
+
+
+def test_feedback_is_predicted_from_the_past_the_context_and_the_item() -> None:
+    requests, spec = Requests.random(5, n_users=2, n_requests=12), memory_spec("argus_feedback")
+    module, _ = exact_model(spec)
+    inputs, kept = requests.inputs(spec), []
+    module.feedback.register_forward_hook(lambda *a: kept.append((a[1][0], a[2])))
+    module.eval()
+    with torch.no_grad():
+        both = module.next_item(inputs)
+        module.feedback_weight = 0.0
+        alone = module.next_item(inputs)
+    read, logits = kept[0]
+    came = inputs.event_keys[torch.from_numpy(targets_of(inputs.histories.passes).event), module.roles.feedback] % 3
+    assert read.shape[1] == 2 * spec.model.width  # type: ignore[union-attr]
+    expected = -logits.log_softmax(1)[torch.arange(len(came)), came]
+    torch.testing.assert_close(both, alone + 0.5 * expected)
+
+
+def test_contexts_of_a_kind_have_a_matrix_of_their_own() -> None:
+    requests, spec = Requests.random(5), memory_spec("argus_feedback")
+    module, _ = exact_model(spec)
+    inputs = requests.inputs(spec)
+    kind = inputs.context_keys[:, module.roles.kind[1]] % 3
+    of_event = inputs.event_keys[:, module.roles.kind[0]] % 3
+    with torch.no_grad():
+        before = module(inputs)
+        for k in range(3):
+            module.context.out.weight[k, :, 0] += 1.0
+            moved = before != module(inputs)
+            module.context.out.weight[k, :, 0] -= 1.0
+            passes = inputs.histories.passes
+            for x in range(len(inputs)):
+                first = passes.offsets[passes.pass_of[x]]
+                seen = of_event[torch.from_numpy(passes.index[first : first + passes.visible[x]])]
+                reads = bool(kind[x] == k or (seen == k).any())
+                assert (moved[inputs.example_of == x] == reads).all()
 
 
 def test_each_event_is_predicted_once_for_each_past() -> None:
@@ -360,6 +415,10 @@ def test_bad_configurations(changes: dict[str, float], message: str) -> None:
         ("argus", {"contexts": ()}, "name pairs of outputs that describe a context"),
         ("argus", {"domain": None}, "domains=2 without a domain"),
         ("argus", {"temperature": 0.0}, "temperature=0.0"),
+        ("argus", {"kinds": 2}, "kinds=2 without a kind"),
+        ("argus", {"feedback": "e_nothing"}, "no key 'e_nothing' beside history"),
+        ("argus_feedback", {"feedback_weight": 0.0}, "feedback_weight=0.0"),
+        ("hstu_semi_local", {"window": -1}, "window=-1"),
         ("argus", {"contexts": (("e_where", "nowhere"),)}, "no key 'nowhere' beside ctx; there are x_city"),
         ("argus", {"items": (("e_twice", "c_twice"),)}, "'e_twice' holds several keys"),
         ("hstu_retrieval", {"items": ()}, "name pairs of outputs that describe an item"),

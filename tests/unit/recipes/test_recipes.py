@@ -15,7 +15,6 @@ from thinrow.core.errors import InputError
 from thinrow.models.sizes import sizes_of
 from thinrow.recipes.override import override
 from thinrow.recipes.registry import RECIPES, find_recipe
-from thinrow.recipes.retail import argus_retail_small, dlrm_retail_small, hstu_retail_small
 from thinrow.training import TrainConfig
 
 
@@ -54,15 +53,15 @@ def test_a_recipe_of_a_thousand_million_weights_is_sized_and_runs_when_small() -
 
 
 def test_values_change_by_their_dotted_names() -> None:
-    config = hstu_retail_small()
+    config = RECIPES["hstu_retail_small"]()
     assert override(config, "epochs", "2").epochs == 2
     assert override(config, "dense_lr", "1").dense_lr == 1.0
     assert override(config, "ranker.model.layers", "3").ranker.model.layers == 3  # type: ignore[union-attr]
     assert override(config, "ranker.projection.max_len", "64").ranker.projection.max_len == 64
     assert override(config, "sparse_optimizer", "adam").sparse_optimizer == "adam"
-    assert override(dlrm_retail_small(), "ranker.model.hidden", "[8, 4]").ranker.model.hidden == (8, 4)  # type: ignore[union-attr]
+    assert override(RECIPES["dlrm_retail_small"](), "ranker.model.hidden", "[8, 4]").ranker.model.hidden == (8, 4)  # type: ignore[union-attr]
     assert override(config, "rows.until_ms", "null") == config
-    argus = override(argus_retail_small(), "ranker.model.items", '[["e_item", "c_item"]]')
+    argus = override(RECIPES["argus_retail_small"](), "ranker.model.items", '[["e_item", "c_item"]]')
     assert argus.ranker.model.items == (("e_item", "c_item"),)  # type: ignore[union-attr]
 
 
@@ -89,15 +88,15 @@ def test_values_change_by_their_dotted_names() -> None:
 )
 def test_typos_fail(name: str, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        override(hstu_retail_small(), name, text)
+        override(RECIPES["hstu_retail_small"](), name, text)
 
 
 def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from thinrow.recipes.override import override\n"
-        "from thinrow.recipes.retail import hstu_retail_small\n"
-        "def wide():\n    return override(hstu_retail_small(), 'ranker.model.width', '64')\n"
+        "from thinrow.recipes.registry import RECIPES\n"
+        "def wide():\n    return override(RECIPES['hstu_retail_small'](), 'ranker.model.width', '64')\n"
         "def wrong():\n    return 3\n"
     )
     assert find_recipe(f"{file}:wide")().ranker.model.width == 64  # type: ignore[union-attr]
