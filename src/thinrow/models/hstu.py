@@ -119,7 +119,7 @@ class UserTokens(nn.Module):
             n_requests, n_keys, _ = embedded.context_XFd.shape
             by_key = embedded.context_XFd.transpose(0, 1).flatten(0, 1)
             tokens = self.keys(by_key, [n_requests * f for f in range(n_keys + 1)])
-            parts.append(tokens.view(n_keys, n_requests, -1).transpose(0, 1))
+            parts.append(tokens.view(n_keys, n_requests, tokens.shape[1]).transpose(0, 1))
         if self.numbers is not None:
             parts.append(self.numbers(embedded.context_XN)[:, None])
         return torch.cat(parts, dim=1)

@@ -125,8 +125,11 @@ class NextItem(nn.Module):
         step = int(self.draws)
         if self.training:
             self.draws += 1
+        if not len(query):
+            # A rank without targets goes backward with the others.
+            return (query * item).sum(1)
         loss = query.new_zeros(len(query))
-        for d in (torch.unique(domain).tolist() if domain is not None else [0]) if len(query) else []:
+        for d in torch.unique(domain).tolist() if domain is not None else [0]:
             rows = torch.arange(len(query)) if domain is None else torch.nonzero(domain == d)[:, 0]
             number = np.arange(self.negatives, dtype=np.uint64) + np.uint64(step * self.negatives)
             at = tensor((kernel("mix64")(number + np.uint64(1)) % np.uint64(len(rows))).astype(np.int64))

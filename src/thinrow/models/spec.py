@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from thinrow.core.errors import CheckpointMismatch, InputError, SchemaError
 from thinrow.embeddings import DynamicTable
@@ -224,5 +224,12 @@ def saved(module: nn.Module, table: DynamicTable) -> dict[str, npt.NDArray[Any]]
 
 
 def weights_of(module: nn.Module) -> dict[str, npt.NDArray[Any]]:
-    """Of these, the module's; they share its memory."""
-    return {f"{_MODEL}{n}": t.detach().numpy() for n, t in module.state_dict().items()}
+    """Of these, the module's; they share its memory. Those that are spread over ranks (FSDP2) are put together: all
+    ranks must ask."""
+    return {f"{_MODEL}{n}": whole(t).detach().numpy() for n, t in module.state_dict().items()}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """``tensor``, or what all ranks hold of it put together."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()

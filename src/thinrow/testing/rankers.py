@@ -171,6 +171,7 @@ def train_world(
     resume: bool = False,
     stop_after: int | None = None,
     overlap: bool = True,
+    shard_dense: bool = False,
     die_at: int | None = None,
 ) -> tuple[TrainResult, dict[str, npt.NDArray[Any]]]:
     """A job for ``thinrow.testing.ranks``: train on the world; the result, and the weights. ``die_at``: the step before
@@ -181,6 +182,6 @@ def train_world(
             os.kill(os.getpid(), signal.SIGKILL)
 
     with world.store() as store, world.table() as table:
-        trainer = Trainer(config, store, table, threads=1, overlap=overlap, ranks=ranks)
+        trainer = Trainer(config, store, table, threads=1, overlap=overlap, ranks=ranks, shard_dense=shard_dense)
         result = trainer.run(begin(trainer, out, resume), stop_after=stop_after, on_step=on_step)
     return result, weights_of(trainer.module)

@@ -44,6 +44,7 @@ from thinrow.training.optimizer_state import load_optimizer, optimizer_tensors
 from thinrow.training.pipeline import Ahead, OneByOne
 from thinrow.training.ranks import same_everywhere, spread, sum_gradients, totals, union
 from thinrow.training.step import Part, Scores, dispatch, loss_of_part, ready
+from thinrow.training.zero import lost_as_such, shard_module
 
 #: What a checkpoint of a run has beside its tensors.
 _META = ("train", "event_schema", "example_schema", "generation", "snapshot_id", "reader", "progressive", "tensors")
@@ -96,6 +97,8 @@ class Trainer:
         engine: what runs them, as in ``thinrow.loader``. Any gives the same losses.
         overlap: whether batches are read and made ready beside the steps before them. Without, one thing comes after
             another, the reader's work included where ``engine`` is "threads": the same losses, later.
+        shard_dense: whether ranks share the dense weights, their gradients and their optimizer's numbers (FSDP2), each
+            with a part of them: less memory, more exchange. ``score`` of the module is then collective too.
         ranks: the processes that train together; each makes a Trainer of the same arguments, and all calls of ``run``,
             ``step``, ``save`` and ``resume`` are collective. None for this process alone.
 
@@ -106,7 +109,7 @@ class Trainer:
 
     #: None where this process trains alone.
     ranks: Ranks | None = None
-    overlap = False
+    overlap = shard_dense = False
 
     def __init__(
         self,
@@ -118,24 +121,21 @@ class Trainer:
         engine: EngineName | EngineChoice = "threads",
         overlap: bool = True,
         ranks: Ranks | None = None,
+        shard_dense: bool = False,
     ) -> None:
-        self.table, self.overlap = table, overlap
+        self.table, self.overlap, self.shard_dense = table, overlap, shard_dense
         self.engine = InTurn() if engine == "threads" and not overlap else engine
         generation, snapshot_id = store if isinstance(store, Generation) else store.pin(), table.snapshot_id
-        if ranks is not None and ranks.size > 1:
+        several = ranks is not None and ranks.size > 1
+        if shard_dense and not several:
+            raise InputError("shard_dense with one process; start several (torchrun), or leave it out")
+        if ranks is not None and several:
             self.ranks = ranks
             same_everywhere("configuration", config.to_dict(), ranks)
-            if config.objective == "next_item":
-                raise InputError(
-                    "objective='next_item' over several ranks: negatives are drawn from the batch of one; train alone"
-                )
             # What one rank sees already another may not yet: all read what the first does.
             number, snapshot = ranks.gather("place", np.array([generation.number, snapshot_id or 0]))[0].tolist()
             generation, snapshot_id = generation.at(number), snapshot or None
         self._make(config, generation, table.example_schema, threads)
-        if self.ranks is not None:
-            weights = {name: zlib.crc32(w.tobytes()) for name, w in weights_of(self.module).items()}
-            same_everywhere("first weights", weights, self.ranks)
         self._open(snapshot_id)
 
     def _make(self, config: TrainConfig, generation: Generation, examples: ExampleSchema, threads: int | None) -> None:
@@ -143,11 +143,13 @@ class Trainer:
         spec.check_label(examples)
         self.config, self.example_schema = config, examples
         self.generation = generation
-        self.module, self.embeddings = spec.build(config.seed) if config.start is None else self._started(config.start)
+        self.module, self.embeddings = spec.build(config.seed)
         self.threads = threads
         self._inputs = spec.inputs
         self._tasks = spec.labels if config.objective == "rank" else ()
         self._stop, self._stopping = threading.Event(), False
+        #: Whether neither a step was taken nor a checkpoint loaded.
+        self._fresh = True
         #: Of the batches of the last step, on this rank.
         self.scored: list[Scores] = []
         self._make_optimizers()
@@ -182,8 +184,10 @@ class Trainer:
 
     def _make_optimizers(self) -> None:
         sparse = SPARSE_OPTIMIZERS[self.config.sparse_optimizer]
-        self.dense = torch.optim.Adam(self.module.parameters(), lr=self.config.dense_lr)
         self._sharded = None if self.ranks is None else spread(self.module, self.embeddings, self.ranks)
+        if self.ranks is not None and self.shard_dense:
+            shard_module(self.module, self.ranks)
+        self.dense = torch.optim.Adam(self.module.parameters(), lr=self.config.dense_lr)
         self.sparse = sparse(self._sharded or self.embeddings, lr=self.config.sparse_lr)
 
     def _batches(self, stop: threading.Event) -> Iterator[Batch]:
@@ -201,6 +205,8 @@ class Trainer:
         """Train to the end, or to step ``stop_after`` of the run (one more step where that has passed), or until
         ``stop`` is set (of several ranks, on any); checkpoints and the log of steps go to ``out``, which is the same
         folder on all ranks."""
+        if self._fresh:
+            self._begin()
         stop = self._stop = stop or threading.Event()
         if stop_after is not None and stop_after < 1:
             raise InputError(f"stop_after={stop_after}; it must be 1 or more, or None for the end")
@@ -288,13 +294,14 @@ class Trainer:
         self.dense.zero_grad()
         self.sparse.zero_grad()
         for part, after in itertools.zip_longest(parts, parts[1:]):
-            loss, scores = loss_of_part(self.module, part, candidates, scored)
-            if self.ranks is not None and self.overlap:
-                self._dispatch(after or (None if following is None or self._stopping else following.peek()))
-            loss.backward()  # type: ignore[no-untyped-call]
+            with lost_as_such() if self.shard_dense else contextlib.nullcontext():
+                loss, scores = loss_of_part(self.module, part, candidates, scored)
+                if self.ranks is not None and self.overlap:
+                    self._dispatch(after or (None if following is None or self._stopping else following.peek()))
+                loss.backward()  # type: ignore[no-untyped-call]
             losses += float(loss.detach())
             self.scored += [] if scores is None else [scores]
-        if self.ranks is not None:
+        if self.ranks is not None and not self.shard_dense:
             sum_gradients(self.module.parameters(), self.ranks)
         self.dense.step()
         self.sparse.step()
@@ -318,6 +325,16 @@ class Trainer:
     def _leads(self) -> bool:
         """Whether this rank writes what is written once."""
         return self.ranks is None or self.ranks.rank == 0
+
+    def _begin(self) -> None:
+        """Take what the run begins with. Not needed where it is resumed, and only looked for where it is."""
+        self._fresh = False
+        if self.config.start is not None:
+            self.module, self.embeddings = self._started(self.config.start)
+            self._make_optimizers()
+        if self.ranks is not None:
+            weights = {name: zlib.crc32(w.tobytes()) for name, w in weights_of(self.module).items()}
+            same_everywhere("first weights", weights, self.ranks)
 
     def _started(self, start: str) -> tuple[torch.nn.Module, DynamicTable]:
         """Module and table of the checkpoint that a run begins with.
@@ -386,7 +403,7 @@ class Trainer:
         self._check_place(checkpoint)
         self._open_again(meta)
         self.loader.load_state_dict(meta["reader"])
-        self._t = int(meta["reader"]["t"])
+        self._t, self._fresh = int(meta["reader"]["t"]), False
         self.module, self.embeddings = self.config.ranker.restore(checkpoint.tensors)
         self._make_optimizers()
         load_optimizer(self.dense, checkpoint.tensors)
@@ -459,20 +476,23 @@ def train(
     overlap: bool = True,
     on_step: OnStep | None = None,
     ranks: Ranks | None = None,
+    shard_dense: bool = False,
     stop: threading.Event | None = None,
 ) -> tuple[Trainer, TrainResult]:
     """Train a ranker; with ``out``, leave checkpoints and a log of steps there.
 
     Args:
         resume: go on from the newest checkpoint in ``out``.
-        overlap, ranks: as for ``Trainer``.
+        overlap, ranks, shard_dense: as for ``Trainer``.
         stop: ends the run at the next step where it is set, of several ranks on any.
 
     Raises:
         InputError: ``out`` holds checkpoints and ``resume`` is not set; further as ``Trainer``.
         CheckpointMismatch: as ``Trainer.resume``.
     """
-    trainer = Trainer(config, store, table, threads=threads, engine=engine, overlap=overlap, ranks=ranks)
+    trainer = Trainer(
+        config, store, table, threads=threads, engine=engine, overlap=overlap, ranks=ranks, shard_dense=shard_dense
+    )
     return trainer, trainer.run(begin(trainer, out, resume), on_step=on_step, stop=stop)
 
 

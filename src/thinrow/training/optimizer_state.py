@@ -10,14 +10,16 @@ import numpy.typing as npt
 import torch
 
 from thinrow.core.errors import CheckpointMismatch
+from thinrow.models.spec import whole
+from thinrow.training.zero import part_like
 
 _PREFIX = "dense_optimizer."
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, npt.NDArray[Any]]:
-    """``dense_optimizer.PARAMETER.NAME`` -> array, for every tensor of the state."""
+    """``dense_optimizer.PARAMETER.NAME`` -> array, for every tensor of the state; whole, where ranks hold parts."""
     state = optimizer.state_dict()["state"]
-    return {f"{_PREFIX}{i}.{name}": t.numpy().copy() for i, entry in state.items() for name, t in entry.items()}
+    return {f"{_PREFIX}{i}.{name}": whole(t).numpy().copy() for i, entry in state.items() for name, t in entry.items()}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -39,4 +41,5 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, npt.N
                 f"the checkpoint's optimizer has a state for parameter {i} that is none of this model's "
                 f"{len(parameters)}; it was written for another model: train again with `thinrow train`"
             )
-    optimizer.load_state_dict({**full, "state": state})
+    held = {i: {name: part_like(parameters[i], t) for name, t in entry.items()} for i, entry in state.items()}
+    optimizer.load_state_dict({**full, "state": held})

@@ -21,7 +21,7 @@ from thinrow.dpp import BatchBudget, RowFilter
 from thinrow.features import FeaturePlan, Hash, Source
 from thinrow.history.store import HistoryStore
 from thinrow.models import SavedRanker
-from thinrow.testing.rankers import PAIR, world_config
+from thinrow.testing.rankers import CONFIGS, NEXT_ITEM, PAIR, world_config
 from thinrow.testing.world import World, make_world
 from thinrow.training import TrainConfig, Trainer, TrainResult, evaluate, score, train
 from thinrow.training.log import LOG
@@ -91,6 +91,26 @@ def test_a_run_resumed_at_a_checkpoint_has_the_losses_of_one_that_was_not_interr
     assert ends[0].meta == ends[1].meta
     for key, values in ends[0].tensors.items():
         np.testing.assert_array_equal(values, ends[1].tensors[key])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - set(PAIR)))
+@pytest.mark.parametrize("objective", ["rank", "next_item"])
+def test_every_model_resumes_at_any_step_bit_for_bit(world: World, name: str, objective: str, tmp_path: Path) -> None:
+    if objective == "next_item" and name not in NEXT_ITEM:
+        pytest.skip("it has no next item")
+    config = world_config(name, objective=objective, checkpoint_every=1, keep=99, deltas=2)
+    _, whole = run(world, config, out=tmp_path / "whole")
+    for step in range(1, 10):
+        shutil.copytree(tmp_path / "whole", tmp_path / str(step))
+        for later in steps(tmp_path / str(step))[step:]:
+            shutil.rmtree(tmp_path / str(step) / f"step-{later:08d}")
+        with world.store() as store, world.table() as table:
+            trainer = Trainer(config, store, table)
+            assert trainer.resume(tmp_path / str(step)) == step
+            # To the end from a few of them, a step from each.
+            rest = trainer.run(stop_after=None if step in (1, 6) else step + 1).losses
+        assert rest == whole.losses[step : step + len(rest)]
 
 
 def test_resuming_reads_the_generation_and_snapshot_of_the_time_or_later_ones(world: World, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,11 @@ def test_a_pretrained_model_is_fine_tuned_and_resumes(world: World, name: str, t
     trainer, tuned = run(world, tune)
     fresh_trainer, fresh = run(world, world_config(name))
     assert tuned.losses[0] != fresh.losses[0]
+    # What a run began with need not be there when it goes on.
+    with world.store() as store, world.table() as table:
+        Trainer(tune, store, table).run(tmp_path / "tuned", stop_after=3)
+    shutil.rmtree(tmp_path / "pretrained")
+    assert run(world, tune, out=tmp_path / "tuned", resume=True)[1].losses == tuned.losses[3:]
     assert len(trainer.embeddings) >= len(fresh_trainer.embeddings)
 
 
@@ -114,15 +120,3 @@ def test_what_cannot_be_learned_or_begun_with_is_refused(world: World, tmp_path:
     config = world_config("dlrm")
     with pytest.raises(InputError, match="label='return'"):
         run(world, dataclasses.replace(config, ranker=dataclasses.replace(config.ranker, given=("return",))))
-
-
-def test_next_items_are_learned_by_one_process_alone(world: World) -> None:
-    class Two:
-        size, rank = 2, 0
-
-        def gather(self, call: str, numbers: Any) -> list[Any]:
-            return [numbers, numbers]
-
-    config = world_config("argus", objective="next_item")
-    with world.store() as store, world.table() as table, pytest.raises(InputError, match="over several ranks"):
-        Trainer(config, store, table, ranks=Two())  # type: ignore[arg-type]
