@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from thinrow.cli.common import parse_time, progress_bar, store_option
+from thinrow.cli.common import parse_time, store_option
+from thinrow.cli.watch import watched
 
 if TYPE_CHECKING:
     from thinrow.dpp.engines import EngineName
@@ -50,6 +50,9 @@ table_option = click.option(
     show_default=True,
     help="Under torchrun: a rank that is silent for so long ends the run on all.",
 )
+@click.option("--shard-dense", is_flag=True, help="Under torchrun: ranks share the dense weights and Adam's numbers.")
+@click.option("--tensorboard", is_flag=True, help="Write figures for TensorBoard to OUT/tensorboard.")
+@click.option("--profile", metavar="FIRST:LAST", help="Trace these steps (from 1, both inclusive) into OUT/trace.json.")
 def command(
     recipe: str,
     store_path: Path,
@@ -65,6 +68,9 @@ def command(
     threads: int | None,
     engine: EngineName,
     rank_timeout_s: float,
+    shard_dense: bool,
+    tensorboard: bool,
+    profile: str | None,
 ) -> None:
     """Train a ranker by RECIPE: a built-in one, or FILE.py:FUNCTION of your own that returns a TrainConfig.
 
@@ -93,31 +99,25 @@ def command(
     config = configured(recipe, values, since_text, until_text)
     if follow is None and (example_schema is not None or wait_s is not None):
         raise InputError("--example-schema and --wait-s go with --follow; add it, or leave them out")
+    if follow is not None and shard_dense:
+        raise InputError("--shard-dense with --follow; a log that grows is read by one process: leave it out")
     if follow is not None and engine != "threads":
         raise InputError(f"--engine {engine} with --follow; a log that grows is read by threads: leave --engine out")
     with (
         launched(rank_timeout_s) as ranks,
         HistoryStore.open(store_path) as store,
-        progress_bar("train") if ranks is None or ranks.rank == 0 else nullcontext(_nothing) as show,
+        watched(out if ranks is None or ranks.rank == 0 else None, tensorboard, profile) as on_step,
     ):
-
-        def on_step(step: int, total: int | None, record: dict[str, Any]) -> None:
-            # An open log has no end yet.
-            show(step, step if total is None else total)
-
         options: dict[str, Any] = {"out": out, "resume": resume, "threads": threads, "on_step": on_step}
         if follow is None:
-            result = _train(config, store, table_path, {**options, "engine": engine, "ranks": ranks})
+            more = {"engine": engine, "ranks": ranks, "shard_dense": shard_dense}
+            result = _train(config, store, table_path, {**options, **more})
         elif ranks is not None:
             raise InputError("--follow under torchrun; a log that grows is read by one process: start it without")
         else:
             result = _train_stream(config, store, follow, table_path, example_schema, wait_s, options)
     if ranks is None or ranks.rank == 0:
         _report(config, result, out, store_path, table_path)
-
-
-def _nothing(*_: int) -> None:
-    """What ranks show that are not the first."""
 
 
 def _report(config: TrainConfig, result: TrainResult, out: Path, store_path: Path, table_path: Path | None) -> None:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from thinrow.embeddings import DynamicTable
 from thinrow.models.sequence import SequenceConfig
 from thinrow.models.spec import MODELS, RankerSpec
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,17 @@ class Sizes:
         once = self.parameters - self.layer_parameters
         dense = 2.0 * self.layer_parameters * (tokens + candidates) + 2.0 * once * (events + candidates)
         return dense + 4.0 * self._width * self._layers * pairs
+
+    def batch_flops(self, lengths: Ints, seen: Ints) -> float:
+        """Of a training step on passes of (P,) ``lengths``, with (C,) candidates that see so many events of theirs; 0
+        for models that are none of sequences."""
+        if not self._layers:
+            return 0.0
+        tokens = lengths.astype(np.float64) * self._per_event
+        pairs = (tokens * (tokens + 1) / 2).sum() + (seen * self._per_event + 1.0).sum()
+        once = self.parameters - self.layer_parameters
+        dense = 2.0 * self.layer_parameters * (tokens.sum() + len(seen)) + 2.0 * once * (lengths.sum() + len(seen))
+        return float(3 * (dense + 4.0 * self._width * self._layers * pairs))
 
     def step_flops(self, events: int, candidates: int) -> float:
         """Of a training step on it: backward costs twice what forward does."""

@@ -36,6 +36,7 @@ from thinrow.embeddings import DynamicTable, Ranks, ShardedEmbedding, ShardedEmb
 from thinrow.examples.table import ExampleTable
 from thinrow.history.archive.generation import Generation
 from thinrow.models import TABLE, SavedRanker, weights_of
+from thinrow.models.sizes import sizes_of
 from thinrow.schema import ExampleSchema
 from thinrow.training.config import SPARSE_OPTIMIZERS, TrainConfig
 from thinrow.training.log import StepLog, cut_log
@@ -50,7 +51,8 @@ from thinrow.training.zero import lost_as_such, shard_module
 _META = ("train", "event_schema", "example_schema", "generation", "snapshot_id", "reader", "progressive", "tensors")
 
 #: Called after each step with the step's number (from 1), the number of all steps (None: not known yet) and the step's
-#: record.
+#: record in the log; beside what the log has, ``ne`` (progressive, of the run), ``seconds`` and ``waited_s`` of this
+#: call, and of this rank ``scored`` (``training.step.Scores``) and ``flops`` of the model.
 OnStep = Callable[[int, int | None, dict[str, Any]], None]
 
 
@@ -84,6 +86,9 @@ class TrainResult:
         self.examples += record["examples"]
         self.candidates += record["candidates"]
         self.table_bytes += record["table_bytes"]
+
+
+_NOBODY = np.empty(0, np.int64)
 
 
 class Trainer:
@@ -146,6 +151,7 @@ class Trainer:
         self.module, self.embeddings = spec.build(config.seed)
         self.threads = threads
         self._inputs = spec.inputs
+        self._sizes = sizes_of(spec)
         self._tasks = spec.labels if config.objective == "rank" else ()
         self._stop, self._stopping = threading.Event(), False
         #: Whether neither a step was taken nor a checkpoint loaded.
@@ -235,7 +241,7 @@ class Trainer:
                     saved = step
                 result.waited_s, result.seconds = source.waited_s, time.perf_counter() - began
                 if on_step is not None:
-                    on_step(step, total, record)
+                    on_step(step, total, record | self._beside(some, result))
                 if last:
                     break
             if saving is not None and self.steps > saved:
@@ -310,6 +316,16 @@ class Trainer:
         loss_of_all, moved_of_all, *score = totals("loss", here, self.ranks)
         self.progressive.add_sums(*score)
         return record | {"loss": float(loss_of_all), "table_bytes": int(moved_of_all)}
+
+    def _beside(self, parts: list[Part], result: TrainResult) -> dict[str, Any]:
+        """What ``on_step`` gets and the log does not: it differs from run to run, or is large."""
+        flops = 0.0
+        for part in parts:
+            passes = part.inputs.histories.passes
+            shown = np.repeat(passes.visible, np.diff(part.inputs.offsets)) if part.labels is not None else _NOBODY
+            flops += self._sizes.batch_flops(np.diff(passes.offsets), shown)
+        times = {"seconds": result.seconds, "waited_s": result.waited_s, "ne": self.progressive.value}
+        return {**times, "scored": self.scored, "flops": flops}
 
     def _dispatch(self, part: Part | None) -> None:
         if part is not None:
