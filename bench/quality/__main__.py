@@ -14,6 +14,8 @@ from pathlib import Path
 
 import click
 
+from bench.quality.page import read
+from bench.quality.page import write as write_page
 from bench.quality.study import REQUESTS, STUDIES, USERS, Place
 from bench.quality.study import run as run_study
 from bench.quality.tastes import make_tastes
@@ -48,6 +50,14 @@ def run(
     place = Place(at / "store", at / "examples", train, held_out)
     wanted = tuple(m for m in models.split(",") if m)
     run_study(study, data, place, lines, seeds=seeds, models=wanted, seconds=seconds)
+
+
+@main.command()
+@click.option("--lines", type=click.Path(path_type=Path, exists=True), default=Path("docs/quality.jsonl"))
+@click.option("--docs", type=click.Path(path_type=Path, exists=True), default=Path("docs"))
+def page(lines: Path, docs: Path) -> None:
+    """Bring tables and plots of docs/quality.md up to date."""
+    write_page(docs / "quality.md", read(lines), docs / "images")
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thinrow.core.errors import InputError
 from thinrow.embeddings import DynamicTable
 from thinrow.features.node import Domain
 from thinrow.jagged.torch import tensor
-from thinrow.models.embed import InputEmbedding, flat
+from thinrow.models.embed import Embedded, InputEmbedding, flat
 from thinrow.models.inputs import InputSpec, RankerInputs
 from thinrow.models.items import ItemTower, NextItem, places, targets_of
 from thinrow.models.layers import check_counts
@@ -67,6 +68,7 @@ class HSTURetrieval(SequenceStack):
         self.of_event = places(spec, "history", [a for a, _ in config.items])
         self.of_candidate = places(spec, "cand", [b for _, b in config.items])
         self.id_place = key_place(spec, config.items[0][0])
+        self.shown_id = key_place(spec, config.items[0][1], "cand")
         width = config.width
         self.event_token = nn.Linear(self.inputs.event_width, width)
         self.tower = ItemTower(len(config.items) * table.dim, width, config.cross_layers)
@@ -78,13 +80,32 @@ class HSTURetrieval(SequenceStack):
     def forward(self, inputs: RankerInputs) -> Tensor:
         """(C,) cosines over the temperature, in the order of ``inputs.candidate_keys``."""
         embedded = self.inputs(inputs)
+        return self.next.score(self._users(inputs, embedded)[inputs.example_of], self._shown(embedded))
+
+    def queries(self, inputs: RankerInputs) -> Tensor:
+        """(X, W): the product with an item of ``items`` is its score in ``forward``."""
+        return F.normalize(self._users(inputs, self.inputs(inputs)), dim=1) / self.next.temperature
+
+    def items(self, inputs: RankerInputs) -> Tensor:
+        """(C, W), of length 1, of the candidates."""
+        return F.normalize(self._shown(self.inputs(inputs)), dim=1)
+
+    def item_ids(self, inputs: RankerInputs) -> Tensor:
+        """(C,) int64, which item each candidate is."""
+        return inputs.candidate_keys[:, self.shown_id]
+
+    def _users(self, inputs: RankerInputs, embedded: Embedded) -> Tensor:
         states = self._states(inputs, flat(embedded.event_EFd, embedded.event_EN))
         passes = inputs.histories.passes
         newest = tensor(passes.offsets[passes.pass_of] + passes.visible)
         # A request without events has the state of nobody, which stands in front of the others.
         state_XW = torch.cat([self.nobody[None], states])[torch.where(tensor(passes.visible) > 0, newest, 0)]
-        items_CW = self.tower(embedded.candidate_CFd[:, self.of_candidate].flatten(1))
-        return self.next.score(self.query(state_XW)[inputs.example_of], items_CW)
+        found: Tensor = self.query(state_XW)
+        return found
+
+    def _shown(self, embedded: Embedded) -> Tensor:
+        found: Tensor = self.tower(embedded.candidate_CFd[:, self.of_candidate].flatten(1))
+        return found
 
     def next_item(self, inputs: RankerInputs) -> Tensor:
         """(N,) losses of the items that came next."""

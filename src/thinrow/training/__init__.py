@@ -15,10 +15,12 @@ from thinrow.training.config import TrainConfig
 from thinrow.training.evaluate import Evaluation, Scored, evaluate, score
 from thinrow.training.loop import Trainer, TrainResult, train
 from thinrow.training.ranks import launched
+from thinrow.training.retrieval import Retrieved, retrieve
 from thinrow.training.stream import StreamTrainer, train_stream
 
 __all__ = [
     "Evaluation",
+    "Retrieved",
     "Scored",
     "StreamTrainer",
     "TrainConfig",
@@ -26,6 +28,7 @@ __all__ = [
     "Trainer",
     "evaluate",
     "launched",
+    "retrieve",
     "score",
     "train",
     "train_stream",
