@@ -61,12 +61,15 @@ def _data() -> DataSet:
     argus = with_outputs(
         plan,
         e_place=Hash(Source("history.place"), seed=4),
-        e_feedback=Hash(Source("history.verdict"), 2, 45),
-        e_kind=Hash(Source("history.place"), 2, 46),
-        x_kind=Hash(Source("ctx.place"), 2, 46),
         **{f"{p}_domain": Hash(Source(f"{d}.category"), 2, 41) for p, d in beside},
         **{f"{p}_item_twice": MultiHash(Source(f"{d}.item"), 1 << 16, (42, 43)) for p, d in beside},
         **{f"{p}_words": BagOfWords(Source(f"{d}.category"), 1 << 16, 44) for p, d in beside},
+    )
+    kinds = with_outputs(
+        argus,
+        e_feedback=Hash(Source("history.verdict"), 2, 45),
+        e_kind=Hash(Source("history.place"), 2, 46),
+        x_kind=Hash(Source("ctx.place"), 2, 46),
     )
     return DataSet(
         name="tastes",
@@ -79,6 +82,7 @@ def _data() -> DataSet:
         argus_items=(("e_item_twice", "c_item_twice"), ("e_words", "c_words")),
         contexts=(("e_place", "x_place"),),
         domain=("e_domain", "c_domain"),
+        kinds_plan=kinds,
         kind=("e_kind", "x_kind"),
         feedback=("e_feedback", 2),
     )

@@ -23,6 +23,7 @@ class DataSet:
     argus_items: describe an item to it, beside ``items``.
     contexts: describe a context.
     domain: of an item, one of two.
+    kinds_plan: what ARGUS with kinds of contexts and feedback reads.
     kind: of a context, one of two.
     feedback: the output beside events that says what came of one, and how many there are.
     """
@@ -37,5 +38,6 @@ class DataSet:
     argus_items: tuple[Pair, ...]
     contexts: tuple[Pair, ...]
     domain: Pair
+    kinds_plan: FeaturePlan
     kind: Pair
     feedback: tuple[str, int]

@@ -22,18 +22,25 @@ def git_plan() -> FeaturePlan:
 
 
 def git_argus_plan() -> FeaturePlan:
-    """The same, with what ARGUS reads: the hour of a commit as its context, two kinds of it by day and by night, the
-    action as feedback too, extensions in two domains, files hashed twice into one range of rows, and its words."""
+    """The same, with what ARGUS reads: the hour of a commit as its context, extensions in two domains, files hashed
+    twice into one range of rows, and the words of a folder."""
     beside = (("e", "history"), ("c", "cand"))
     return with_outputs(
         git_plan(),
         e_hour=Hash(Source("history.hour"), seed=8),
-        e_feedback=Hash(Source("history.action"), 4, 45),
-        e_kind=Bucketize(Source("history.hour"), (8, 18)),
-        x_kind=Bucketize(Source("ctx.hour"), (8, 18)),
         **{f"{p}_domain": Hash(Source(f"{d}.extension"), 2, 41) for p, d in beside},
         **{f"{p}_file_twice": MultiHash(Source(f"{d}.file_id"), 1 << 16, (42, 43)) for p, d in beside},
         **{f"{p}_words": BagOfWords(Source(f"{d}.folder"), 1 << 16, 44) for p, d in beside},
+    )
+
+
+def git_kinds_plan() -> FeaturePlan:
+    """The same, with contexts of two kinds, by day and by night, and the action as feedback."""
+    return with_outputs(
+        git_argus_plan(),
+        e_feedback=Hash(Source("history.action"), 4, 45),
+        e_kind=Bucketize(Source("history.hour"), (8, 18)),
+        x_kind=Bucketize(Source("ctx.hour"), (8, 18)),
     )
 
 
@@ -48,6 +55,7 @@ GIT = DataSet(
     argus_items=(("e_file_twice", "c_file_twice"), ("e_words", "c_words")),
     contexts=(("e_hour", "x_hour"),),
     domain=("e_domain", "c_domain"),
+    kinds_plan=git_kinds_plan(),
     kind=("e_kind", "x_kind"),
     feedback=("e_feedback", 4),
 )

@@ -66,7 +66,7 @@ def argus_kinds(data: DataSet) -> TrainConfig:
     """ARGUS as a ranker with contexts of two kinds; begin it with what ``argus_feedback`` learned."""
     feedback, feedbacks = data.feedback
     model = dataclasses.replace(_argus(data), kind=data.kind, kinds=2, feedback=feedback, feedbacks=feedbacks)
-    return small_run(model, data.argus_plan, data.label)
+    return small_run(model, data.kinds_plan, data.label)
 
 
 def argus_1b(data: DataSet) -> TrainConfig:

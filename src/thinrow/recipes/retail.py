@@ -23,17 +23,13 @@ def retail_plan() -> FeaturePlan:
 
 
 def retail_argus_plan() -> FeaturePlan:
-    """The same, with what ARGUS reads: the store of an event as its context, of two kinds (there is none that the data
-    names, so by hash), the quantity as its action and, one, two or more, as its feedback, departments in two domains,
-    products hashed twice into one range of rows, and the words of a category."""
+    """The same, with what ARGUS reads: the store of an event as its context, the quantity as its action, departments in
+    two domains, products hashed twice into one range of rows, and the words of a category."""
     event, shown = "history", "cand"
     return with_outputs(
         retail_plan(),
         e_store_id=Hash(Source("history.store_id"), seed=8),
         e_quantity=Hash(Bucketize(Source("history.quantity"), COUNTS), seed=40),
-        e_feedback=Bucketize(Source("history.quantity"), (2, 3)),
-        e_kind=Hash(Source("history.store_id"), 2, 45),
-        x_kind=Hash(Source("ctx.store_id"), 2, 45),
         **{f"{p}_domain": Hash(Source(f"{d}.department"), 2, 41) for p, d in (("e", event), ("c", shown))},
         **{
             f"{p}_product_twice": MultiHash(Source(f"{d}.product_id"), 1 << 16, (42, 43))
@@ -43,6 +39,17 @@ def retail_argus_plan() -> FeaturePlan:
             f"{p}_words": BagOfWords(Source(f"{d}.product_category"), 1 << 16, 44)
             for p, d in (("e", event), ("c", shown))
         },
+    )
+
+
+def retail_kinds_plan() -> FeaturePlan:
+    """The same, with contexts of two kinds (the data names none, so by a hash of the store), and the quantity as
+    feedback: one, two or more."""
+    return with_outputs(
+        retail_argus_plan(),
+        e_feedback=Bucketize(Source("history.quantity"), (2, 3)),
+        e_kind=Hash(Source("history.store_id"), 2, 45),
+        x_kind=Hash(Source("ctx.store_id"), 2, 45),
     )
 
 
@@ -61,6 +68,7 @@ RETAIL = DataSet(
     argus_items=(("e_product_twice", "c_product_twice"), ("e_words", "c_words")),
     contexts=(("e_store_id", "x_store_id"),),
     domain=("e_domain", "c_domain"),
+    kinds_plan=retail_kinds_plan(),
     kind=("e_kind", "x_kind"),
     feedback=("e_feedback", 3),
 )
