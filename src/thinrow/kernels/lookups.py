@@ -124,7 +124,7 @@ TIMES = 15
 E_FIELDS = E_TIMES + TIMES
 
 #: What all engines of a server share, each in a cache line of its own; from ``S_IDLE`` on one an engine.
-S_MEMORY, S_WHOLE, S_TURNS, S_INSIDE, S_DRAINING, S_IDLE = range(0, 48, 8)
+S_MEMORY, S_WHOLE, S_TURNS, S_INSIDE, S_DRAINING, S_KEPT, S_IDLE = range(0, 56, 8)
 S_STEP = 8
 
 #: A request that waits: the next of its connection, id, bytes, when it was whole, its class; its body follows.

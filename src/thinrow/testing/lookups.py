@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.checkpoints import ServingTable, export, version_of
+from thinrow.core.errors import ProtocolError
 from thinrow.core.routing import Routing
 from thinrow.embeddings.states import BASE, DELTA
 from thinrow.serving.lookups import Bags, EmbeddingServer, ServedTables, ServerLimits
+from thinrow.serving.lookups.frames import Frame, FrameReader
 from thinrow.serving.lookups.messages import Floats, Ints, encoded
+from thinrow.serving.lookups.server import rest
+from thinrow.serving.lookups.streams import Stream, connect, wait
+
+_LONG_S = 60.0
 
 
 def write_exports(
@@ -76,6 +84,35 @@ def over_the_wire(values: Floats, dtype: str) -> Floats:
     """``values`` (r, dim) as they arrive."""
     of, scales = encoded(values, dtype)
     return of.astype(np.float32) if scales is None else of * scales[:, None]
+
+
+class Peer:
+    """A client that speaks in frames; ``hello`` is what its server said first."""
+
+    def __init__(self, address: str) -> None:
+        self.stream: Stream = connect(address)
+        self._reader = FrameReader(1 << 24)
+        self.hello = json.loads(self.next().body.tobytes())  # type: ignore[union-attr]
+
+    def send(self, *frames: list[Any]) -> None:
+        parts = [part for one in frames for part in one]
+        while parts:
+            wait([], [self.stream], _LONG_S)
+            parts = rest(parts, self.stream.send(parts))
+
+    def next(self) -> Frame:
+        until = time.monotonic() + _LONG_S
+        while (found := self._reader.read(self.stream)) is None:
+            assert time.monotonic() < until
+            wait([self.stream], [], 1.0)
+        return found
+
+    def ended(self) -> bool:
+        try:
+            while True:
+                self.next()
+        except (EOFError, OSError, ProtocolError):
+            return True
 
 
 @contextmanager

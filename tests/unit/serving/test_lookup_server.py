@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thinrow.core.errors import InputError, ProtocolError, StoreError, Unavailable
+from thinrow.core.errors import InputError, StoreError, Unavailable
 from thinrow.core.routing import Routing
 from thinrow.serving.lookups import Bags, EmbeddingClient, EmbeddingServer, ServedTables, ServerLimits
 from thinrow.serving.lookups.engines import available
-from thinrow.serving.lookups.frames import Frame, FrameReader, Kind, Status, frame
+from thinrow.serving.lookups.frames import FrameReader, Kind, Status, frame
 from thinrow.serving.lookups.messages import Ask, Request, encode_request, encoded, parse_reply
 from thinrow.serving.lookups.process import EmbeddingsOptions, _http, serve
-from thinrow.serving.lookups.server import LOOPS, rest
+from thinrow.serving.lookups.server import LOOPS
 from thinrow.serving.lookups.stats import prometheus_text
-from thinrow.serving.lookups.streams import MemoryStream, Stream, connect, listen, wait
-from thinrow.testing.lookups import servers, vectors_of, write_exports
+from thinrow.serving.lookups.streams import MemoryStream, connect, listen, wait
+from thinrow.testing.lookups import Peer, servers, vectors_of, write_exports
 
 _LONG_S = 60.0
 KEYS = np.arange(300)
@@ -52,35 +52,6 @@ def start(folder: Path, request: pytest.FixtureRequest) -> Iterator[Callable[...
     yield one
     for server in made:
         server.close()
-
-
-class Peer:
-    """A client that speaks in frames."""
-
-    def __init__(self, address: str) -> None:
-        self.stream: Stream = connect(address)
-        self._reader = FrameReader(1 << 24)
-        self.hello = json.loads(self.next().body.tobytes())  # type: ignore[union-attr]
-
-    def send(self, *frames: list[Any]) -> None:
-        parts = [part for one in frames for part in one]
-        while parts:
-            wait([], [self.stream], _LONG_S)
-            parts = rest(parts, self.stream.send(parts))
-
-    def next(self) -> Frame:
-        until = time.monotonic() + _LONG_S
-        while (found := self._reader.read(self.stream)) is None:
-            assert time.monotonic() < until
-            wait([self.stream], [], 1.0)
-        return found
-
-    def ended(self) -> bool:
-        try:
-            while True:
-                self.next()
-        except (EOFError, OSError, ProtocolError):
-            return True
 
 
 def request(number: int, keys: Any = KEYS, table: str = "a.", left_us: int = 0, **more: Any) -> list[Any]:

@@ -76,6 +76,7 @@ from thinrow.kernels.lookups import (
     S_DRAINING,
     S_IDLE,
     S_INSIDE,
+    S_KEPT,
     S_MEMORY,
     S_STEP,
     S_TURNS,
@@ -164,6 +165,12 @@ _ON = 0
 
 
 @njit
+def _take_place(shared: Ints, rank: int) -> bool:
+    """A place among those that wait; what is less urgent leaves some for what is more."""
+    return shared[S_INSIDE] > rank * shared[S_KEPT] and take_shared(shared, S_INSIDE, 1)
+
+
+@njit
 def _admit(engine: Ints, conns: Ints, shared: Ints, slot: int) -> int:
     """Decide on a header that is whole. Returns why the connection is of no more use, or -1."""
     at = address(conns) + 8 * (slot * conns.shape[1] + C_HEADER)
@@ -192,7 +199,7 @@ def _admit(engine: Ints, conns: Ints, shared: Ints, slot: int) -> int:
     # The one whose turn it is does not wait.
     elif conns[slot, C_PENDING + rank] > engine[E_CREDITS] or not take_shared(shared, S_MEMORY, length):
         conns[slot, C_REFUSED] = OVERLOADED
-    elif conns[slot, C_INSIDE] & (1 << rank) == 0 and not take_shared(shared, S_INSIDE, 1):
+    elif conns[slot, C_INSIDE] & (1 << rank) == 0 and not _take_place(shared, rank):
         add_shared(shared, S_MEMORY, length)
         conns[slot, C_REFUSED] = OVERLOADED
     else:

@@ -27,7 +27,7 @@ from thinrow.checkpoints import Version
 from thinrow.core.errors import InputError, ProtocolError, ThinrowError, Unavailable
 from thinrow.core.routing import Routing
 from thinrow.serving.lookups.compiled import CompiledLink, first_ready, link_to, prepare
-from thinrow.serving.lookups.frames import Frame, Status
+from thinrow.serving.lookups.frames import URGENCIES, Frame, Status
 from thinrow.serving.lookups.links import Known, Link, Links, Server, said
 from thinrow.serving.lookups.messages import DTYPES, MOST_TABLES, Ask, Ints, Request, Rows, encode_request, parse_reply
 from thinrow.serving.lookups.routed import Bags, Vectors, Wanted, cut, joined
@@ -111,6 +111,7 @@ class EmbeddingClient:
         hedge_s: float | None = None,
         policy: str = "default",
         dtype: str = "float32",
+        urgency: str = "interactive",
     ) -> None:
         """Nothing is connected yet.
 
@@ -122,6 +123,7 @@ class EmbeddingClient:
             policy: where a shard does not answer, ``default`` has its keys read as the table's default, and says so;
                 ``fail`` raises.
             dtype: of rows and sums on the wire.
+            urgency: of its reads, one of ``URGENCIES``: servers answer the more urgent first, and keep room for them.
 
         Raises:
             InputError: an argument that cannot be used.
@@ -135,6 +137,9 @@ class EmbeddingClient:
             raise InputError(f"policy={policy!r}; it must be one of {', '.join(POLICIES)}")
         if dtype not in DTYPES:
             raise InputError(f"dtype={dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if urgency not in URGENCIES:
+            raise InputError(f"urgency={urgency!r}; it must be one of {', '.join(URGENCIES)}")
+        self._rank = URGENCIES.index(urgency)
         _check_seconds("deadline_s", deadline_s)
         if hedge_s is not None:
             _check_seconds("hedge_s", hedge_s)
@@ -206,6 +211,26 @@ class EmbeddingClient:
             part.asks = {shard: replace(ask, pin=pins.get(part.table)) for shard, ask in part.asks.items()}
         calls = {shard: self._call(shard, [p.asks[shard] for p in parts if shard in p.asks]) for shard in shards}
         self._ask(list(calls.values()), until)
+        if not self._agree(calls):
+            self._settle(calls, until)
+        missing = tuple(shard for shard, call in calls.items() if call.rows is None)
+        if missing and self._policy == "fail":
+            why = "; ".join(f"shard {shard}: {calls[shard].why}" for shard in missing)
+            raise Unavailable(f"no answer before the deadline ({why})", shards=missing)
+        answer = self._joined(parts, calls, missing)
+        for call in calls.values():
+            if call.body is not None:
+                call.body[0].give_back(call.body[1])
+        return answer
+
+    def _agree(self, calls: dict[int, _Call]) -> bool:
+        """All tables of each export are of one version."""
+        seen: dict[str, Version] = {}
+        pairs = (pair for call in calls.values() for pair in self._versions(call))
+        return all(seen.setdefault(export, version) == version for export, version in pairs)
+
+    def _settle(self, calls: dict[int, _Call], until: float) -> None:
+        """Have all tables of an export of one version."""
         # Once for the oldest version that was seen; where a server no longer has that, for the newest of all; and, as
         # they may have come to it at different times again, for the oldest of these. Then what agrees counts.
         for pinned in (True, False, True):
@@ -216,16 +241,7 @@ class EmbeddingClient:
             for shard, call in calls.items():
                 if call.rows is None and call.before is not None:
                     calls[shard] = call.before
-        self._settle(calls)
-        missing = tuple(shard for shard, call in calls.items() if call.rows is None)
-        if missing and self._policy == "fail":
-            why = "; ".join(f"shard {shard}: {calls[shard].why}" for shard in missing)
-            raise Unavailable(f"no answer before the deadline ({why})", shards=missing)
-        answer = self._joined(parts, calls, missing)
-        for call in calls.values():
-            if call.body is not None:
-                call.body[0].give_back(call.body[1])
-        return answer
+        self._vote(calls)
 
     def _call(self, shard: int, asks: list[Ask]) -> _Call:
         replicas = self._servers[shard]
@@ -260,7 +276,7 @@ class EmbeddingClient:
         pairs = zip(call.asks, call.rows or (), strict=call.rows is not None)
         return [(self._known.export_of(ask.table), rows.version) for ask, rows in pairs]
 
-    def _settle(self, calls: dict[int, _Call]) -> None:
+    def _vote(self, calls: dict[int, _Call]) -> None:
         """Of each export the version that most shards answered from counts, the newer of two; an answer of another is
         as if there were none."""
         votes = Counter(pair for call in calls.values() for pair in self._versions(call))
@@ -359,7 +375,7 @@ class EmbeddingClient:
             if self._hedge_s is not None and call.left:
                 call.hedge_at = time.monotonic() + self._hedge_s
             try:
-                link.ask(number, body)
+                link.ask(number, body, self._rank)
             except OSError as error:
                 call.why = f"{server.address} cannot be reached: {error}"
                 self._lost(link, call)

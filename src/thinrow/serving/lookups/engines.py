@@ -101,6 +101,7 @@ class Engines:
         lookups = server.limits.lookups or len(os.sched_getaffinity(0))
         self.turns = Shared(self.shared, at.S_TURNS, lookups)
         self.inside = Shared(self.shared, at.S_INSIDE, lookups + server.limits.waiting)
+        self.shared[at.S_KEPT] = server.limits.waiting // 4
         self.shared[at.S_WHOLE] = server.limits.memory_bytes
         self.texts, self._held = _texts(server.limits.request_bytes)
         self.all = [_Engine(self, number, count) for number in range(count)]

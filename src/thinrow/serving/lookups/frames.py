@@ -47,6 +47,10 @@ class Kind(IntEnum):
     PONG = 6
 
 
+#: What requests are for; servers answer the first before the others, and the others before the last.
+URGENCIES = ("interactive", "prefetch", "bulk")
+
+
 class Status(IntEnum):
     """What a reply says of its request; all but OK have a text as body."""
 

@@ -115,10 +115,10 @@ class Link:
         """Not all was sent."""
         return bool(self.unsent)
 
-    def ask(self, number: int, body: list[Any]) -> None:
-        """Send a request, as much of it as there is room for. Raises OSError."""
+    def ask(self, number: int, body: list[Any], rank: int = 0) -> None:
+        """Send a request of the urgency ``URGENCIES[rank]``, as much of it as there is room for. Raises OSError."""
         self.under_way.add(number)
-        parts = frame(Kind.REQUEST, number, body)
+        parts = frame(Kind.REQUEST, number, body, rank)
         self._stats.add("bytes_out", n=sum(map(len, parts)))
         self.unsent += parts
         self.flush()
