@@ -12,6 +12,7 @@ from thinrow.testing.ranks import GlooProcesses
 from thinrow.testing.torchrec_rows import ours, start, torchrecs
 
 
+@pytest.mark.bench
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
 def test_two_ranks_train_as_torchrecs(optimizer):
