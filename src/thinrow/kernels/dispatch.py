@@ -204,11 +204,7 @@ def cuda_kernel(name: str) -> Callable[..., Any]:
 
 def compiled_loop(name: str) -> Callable[..., Any] | None:
     """The loop ``name``; None where there is none: on other systems than Linux, or with another backend than numba."""
-    if _active != "numba" or sys.platform != "linux":
-        return None
-    found: Callable[..., Any] = getattr(importlib.import_module(f"thinrow.kernels.numba.{LOOPS[name]}"), name)
-    # With NUMBA_DISABLE_JIT it is a plain function, which calls no C.
-    return found if hasattr(found, "py_func") else None
+    return _loop(name) if _active == "numba" and sys.platform == "linux" else None
 
 
 def active() -> str:
@@ -231,6 +227,13 @@ def use(backend: str) -> Iterator[None]:
         yield
     finally:
         _active = previous
+
+
+@cache
+def _loop(name: str) -> Callable[..., Any] | None:
+    found: Callable[..., Any] = getattr(importlib.import_module(f"thinrow.kernels.numba.{LOOPS[name]}"), name)
+    # With NUMBA_DISABLE_JIT it is a plain function, which calls no C.
+    return found if hasattr(found, "py_func") else None
 
 
 @cache

@@ -56,7 +56,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
 #: Keys that are looked up in one go.
-_BLOCK = 32
+_BLOCK = 64
 _LOW32 = np.uint64(0xFFFFFFFF)
 _MOST_TABLES = 1 << 10
 _MOST_BYTES = (1 << 32) - 1
@@ -238,7 +238,10 @@ def _look(parts: Ints, first: int, end: int, row_bytes: Ints, words: Any, n: int
                 prefetch(index + 8 * np.int64(_bucket_of(parts, p, words[k])))
         for k in range(n):
             if found[k] == -2 and low <= words[k] <= last and _bucket_of(parts, p, words[k]) < buckets:
-                prefetch(held + 8 * number_at(index + 8 * np.int64(_bucket_of(parts, p, words[k]))))
+                begin = number_at(index + 8 * np.int64(_bucket_of(parts, p, words[k])))
+                prefetch(held + 8 * begin)
+                # A bucket is about a line long, and seldom begins with one.
+                prefetch(held + 8 * begin + 56)
         for k in range(n):
             if found[k] != -2 or not low <= words[k] <= last:
                 continue
@@ -364,6 +367,9 @@ def _answer(asks: Ints, i: int, tables: Ints, parts: Ints, low: Any, last: Any, 
     bag, in_bag = 0, 0
     for ahead in range(0, n + _BLOCK, _BLOCK):
         here = min(_BLOCK, n - ahead)
+        # Of the block after this, what is looked at first.
+        for k in range(ahead + _BLOCK, min(ahead + 2 * _BLOCK, n)):
+            prefetch(parts[end - 1, P_INDEX] + 8 * np.int64(_bucket_of(parts, end - 1, mix(keys[k]))))
         for k in range(here):
             words[k] = mix(keys[ahead + k])
             if not low <= words[k] <= last:

@@ -6,6 +6,7 @@ checks the answer in one call without the interpreter's lock, and ``link.replies
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -45,21 +46,26 @@ class CompiledLink(Link):
     def __init__(self, server: Server, known: Known, stats: Stats) -> None:
         super().__init__(server, known, stats)
         assert isinstance(self.stream, SocketStream)
-        self._numbers = np.zeros(at.X_FIELDS, np.int64)
+        held = np.zeros(at.X_FIELDS, np.int64)
+        # Through a memoryview: NumPy takes longer to give a number away.
+        self._numbers: memoryview[int] = memoryview(held.data)
         #: For the loop: where this link's numbers are.
-        self.place = self._numbers.ctypes.data
+        self.place = held.ctypes.data
         self.alone, self.room = np.array([self.place], np.int64), np.zeros(3, np.int64)
         self._numbers[at.X_ADDRESS], self._numbers[at.X_FD] = self.place, self.stream.sock.fileno()
         self._numbers[at.X_LIMIT] = ANSWER_BYTES
         self._out = np.empty(_FIRST_BYTES, np.uint8)
-        self._spare: list[npt.NDArray[np.uint8]] = []
+        self._numbers[at.X_OUT] = self._out.ctypes.data
+        #: Memory, and its address where that is known.
+        self._spare: list[tuple[npt.NDArray[np.uint8], int | None]] = []
+        self._lent: tuple[npt.NDArray[np.uint8], int] | None = None
         self._use(np.empty(_FIRST_BYTES, np.uint8))
         self._inside = False
 
     @property
     def stuck(self) -> bool:
         numbers = self._numbers
-        return bool(self.unsent) or bool(numbers[at.X_OUT_AT] < numbers[at.X_OUT_END])
+        return bool(self.unsent) or numbers[at.X_OUT_AT] < numbers[at.X_OUT_END]
 
     def ask(self, number: int, body: list[Any], rank: int = 0) -> None:
         """Put a request together; ``first_ready`` sends it."""
@@ -68,19 +74,20 @@ class CompiledLink(Link):
         size = HEADER_BYTES + sum(map(len, parts))
         if size > len(self._out):
             self._out = np.empty(size + (size >> 2), np.uint8)
+            self._numbers[at.X_OUT] = self._out.ctypes.data
         end = HEADER_BYTES
         for part in parts:
             self._out[end : end + len(part)] = part
             end += len(part)
         numbers = self._numbers
-        numbers[at.X_OUT], numbers[at.X_OUT_AT], numbers[at.X_OUT_END] = self._out.ctypes.data, 0, size
+        numbers[at.X_OUT_AT], numbers[at.X_OUT_END] = 0, size
         numbers[at.X_NEW], numbers[at.X_NUMBER], numbers[at.X_RANK] = 1, number, rank
         self._stats.add("bytes_out", n=size)
 
     def replies(self) -> Iterator[Frame]:
         """As ``Link.replies``, of what ``first_ready`` found; one at most."""
         numbers = self._numbers
-        event, why = int(numbers[at.X_EVENT]), int(numbers[at.X_WHY])
+        event, why = numbers[at.X_EVENT], numbers[at.X_WHY]
         numbers[at.X_EVENT] = at.XE_NONE
         if event == at.XE_FAILED:
             raise OSError(why, os.strerror(why))
@@ -90,38 +97,42 @@ class CompiledLink(Link):
             raise ProtocolError(at.XWHY[why])
         if event == at.XE_WHOLE:
             header = header_of(numbers[at.X_HEADER : at.X_HEADER + 4])
-            body = self._body[: header.length]
+            body, self._lent = self._body[: header.length], (self._body, numbers[at.X_BODY])
             numbers[at.X_GOT] = numbers[at.X_LENGTH] = 0
-            self._use(self._spare.pop() if self._spare else np.empty(_FIRST_BYTES, np.uint8))
+            if self._spare:
+                self._use(*self._spare.pop())
+            else:
+                self._use(np.empty(_FIRST_BYTES, np.uint8))
             yield from self._checked(Frame(header, body))
 
     def give_back(self, body: Any) -> None:
         memory = None if body is None else body.base
         if not isinstance(memory, np.ndarray) or memory.nbytes > KEPT_BYTES:
             return
+        known = self._lent[1] if self._lent is not None and self._lent[0] is memory else None
         if memory.nbytes > len(self._body) and not self._numbers[at.X_GOT]:
-            self._spare.append(self._body)
-            self._use(memory)
+            self._spare.append((self._body, self._numbers[at.X_BODY]))
+            self._use(memory, known)
         else:
-            self._spare.append(memory)
+            self._spare.append((memory, known))
         del self._spare[2:]
 
     def is_ready(self) -> bool:
         """There is something to be read; what fills the memory of a body gets more, as it comes."""
         if self._numbers[at.X_EVENT] != at.XE_ROOM:
             return True
-        length, got = int(self._numbers[at.X_LENGTH]), len(self._body)
+        length, got = self._numbers[at.X_LENGTH], len(self._body)
         larger = np.empty(min(length, 2 * got), np.uint8)
         larger[:got] = self._body
         self._use(larger)
         return False
 
-    def enter(self) -> None:
-        """Before its numbers are in the loop. Raises OSError: another thread has closed it."""
+    def enter(self) -> bool:
+        """Before its numbers are in the loop. Returns whether they may: no other thread has closed it."""
         self._inside = True
         if self.closed:
-            self.leave()
-            raise ConnectionAbortedError("the client was closed")
+            self._numbers[at.X_EVENT], self._numbers[at.X_WHY] = at.XE_FAILED, errno.ECONNABORTED
+        return not self.closed
 
     def leave(self) -> None:
         self._inside = False
@@ -136,9 +147,10 @@ class CompiledLink(Link):
         if not self._inside:
             self.stream.close()
 
-    def _use(self, memory: npt.NDArray[np.uint8]) -> None:
+    def _use(self, memory: npt.NDArray[np.uint8], place: int | None = None) -> None:
         self._body = memory
-        self._numbers[at.X_BODY], self._numbers[at.X_ROOM] = memory.ctypes.data, len(memory)
+        self._numbers[at.X_BODY] = memory.ctypes.data if place is None else place
+        self._numbers[at.X_ROOM] = len(memory)
 
 
 def first_ready(links: Sequence[CompiledLink], until_ns: int) -> CompiledLink | None:
@@ -146,9 +158,10 @@ def first_ready(links: Sequence[CompiledLink], until_ns: int) -> CompiledLink | 
     clock."""
     loop = compiled_loop("exchange_frames")
     assert loop is not None
-    for link in links:
-        link.enter()
     try:
+        for link in links:
+            if not link.enter():
+                return link
         if len(links) == 1:
             places, room = links[0].alone, links[0].room
         else:

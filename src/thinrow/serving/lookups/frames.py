@@ -205,9 +205,9 @@ class FrameReader:
         return self._body[self._got : length].data
 
 
-def header_of(words: npt.NDArray[np.int64]) -> Header:
+def header_of(words: memoryview[int]) -> Header:
     """Of 32 bytes that were checked."""
-    _, _, kind, status, id, length, crc, _ = _HEADER.unpack_from(words.data)
+    _, _, kind, status, id, length, crc, _ = _HEADER.unpack_from(words)
     return Header(Kind(kind), status, id, length, crc)
 
 

@@ -28,6 +28,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
 DTYPES = ("float32", "float16", "int8")
+_TYPES = tuple(np.dtype(name) for name in DTYPES)
+_FLOAT32, _UINT32, _UINT8, _INT64 = (np.dtype(name) for name in ("float32", "uint32", "uint8", "int64"))
 MOST_TABLES = 1 << 10
 MOST_NAME_BYTES = 1 << 9
 #: Bytes, a request's or a reply's, before the records of its tables.
@@ -134,16 +136,16 @@ def parse_request(body: npt.NDArray[np.uint8]) -> Request:
     dtype, zero, n, left_us = at.unpack(_REQUEST)
     _hold(dtype < len(DTYPES) and zero == 0 and 0 < n <= MOST_TABLES, f"a request with {n} tables and dtype {dtype}")
     records = [at.unpack(_ASK) for _ in range(n)]
-    names = [_name(at.take(length, np.uint8)) for length, *_ in records]
+    names = [_name(at.take(length, _UINT8)) for length, *_ in records]
     at.align()
     asks = []
     for name, (_, pooling, pinned, n_keys, n_bags, crc, step) in zip(names, records, strict=True):
         _hold(pooling <= Pooling.WEIGHTED and pinned <= 1, f"a request with pooling {pooling}")
         _hold(pooling != Pooling.NONE or n_bags == 0, "bags without pooling")
-        keys = at.section(n_keys, np.int64)
-        lengths = at.section(n_bags, np.uint32) if pooling else None
+        keys = at.section(n_keys, _INT64)
+        lengths = at.section(n_bags, _UINT32) if pooling else None
         _hold(lengths is None or int(lengths.sum(dtype=np.uint64)) == n_keys, "bags that do not add up to their keys")
-        weights = at.section(n_keys, np.float32) if pooling == Pooling.WEIGHTED else None
+        weights = at.section(n_keys, _FLOAT32) if pooling == Pooling.WEIGHTED else None
         asks.append(Ask(name, keys, Pooling(pooling), lengths, weights, Version(step, crc) if pinned else None))
     at.end()
     return Request(asks, DTYPES[dtype], left_us)
@@ -171,15 +173,15 @@ def parse_reply(body: npt.NDArray[np.uint8]) -> list[Rows]:
     at = _Cursor(body)
     number, zero, n, _ = at.unpack(_REQUEST)
     _hold(number < len(DTYPES) and zero == 0 and n <= MOST_TABLES, f"a reply with {n} tables and dtype {number}")
-    dtype = np.dtype(DTYPES[number])
+    dtype = _TYPES[number]
     out = []
     for rows, dim, crc, pooled, step in [at.unpack(_ROWS) for _ in range(n)]:
         values = at.section(rows * dim, dtype).reshape(rows, dim)
-        scales = at.section(rows, np.float32) if dtype == np.int8 else None
+        scales = at.section(rows, _FLOAT32) if number == 2 else None
         if pooled:
-            found = at.section(rows, np.uint32)
+            found = at.section(rows, _UINT32)
         else:
-            bits = at.section(-(-rows // 8), np.uint8)
+            bits = at.section(-(-rows // 8), _UINT8)
             found = np.unpackbits(bits, count=rows, bitorder="little").view(np.bool_)
         out.append(Rows(values, scales, found, Version(step, crc)))
     at.end()
@@ -221,20 +223,22 @@ class _Cursor:
         self._at += what.size
         return found
 
-    def take(self, n: int, dtype: Any) -> npt.NDArray[Any]:
-        size = n * np.dtype(dtype).itemsize
-        self._fits(size)
-        found: npt.NDArray[Any] = self._body[self._at : self._at + size].view(dtype)
-        self._at += size
+    def take(self, n: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        end = self._at + n * dtype.itemsize
+        if end > len(self._body):
+            self._fits(end - self._at)
+        found: npt.NDArray[Any] = self._body[self._at : end].view(dtype)
+        self._at = end
         return found
 
     def align(self) -> None:
         self._fits(-self._at % 8)
         self._at += -self._at % 8
 
-    def section(self, n: int, dtype: Any) -> npt.NDArray[Any]:
+    def section(self, n: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         found: npt.NDArray[Any] = self.take(n, dtype)
-        self.align()
+        if self._at & 7:
+            self.align()
         return found
 
     def end(self) -> None:
