@@ -35,10 +35,12 @@ if TYPE_CHECKING:
 @click.option("--hedge-s", type=click.FloatRange(min=0.0001), help="Ask a replica, too, after so long.  [never]")
 @click.option("--lookup-dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True)
 @click.option("--fail", is_flag=True, help="Refuse where rows are missing, in place of marking the answer degraded.")
+@click.option("--cache", type=click.IntRange(min=0), default=0, show_default=True, help="MB: hot rows and batches.")
 @click.option("--prefixes", type=click.IntRange(min=0), default=0, show_default=True, help="MB of kept user states.")
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Requests ranked together.")
 @click.option("--batch-ms", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Wait for more so long.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Batches at once.")
+@click.option("--torch-threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of one operation.")
 @click.option("--waiting", type=click.IntRange(min=0), default=64, show_default=True, help="Requests that may wait.")
 @click.option(
     "--deadline-s", type=click.FloatRange(min=0.001), default=1.0, show_default=True, help="Later is refused."
@@ -88,7 +90,10 @@ def ranker(store_path: Path, model: Path | None, servers: tuple[str, ...], arms:
             commit_s=o["commit_s"],
             drain_s=o["drain_s"],
             say_requests=o["say_requests"],
-            lookups=LookupOptions(o["lookup_s"], o["hedge_s"], o["lookup_dtype"], o["fail"], o["prefixes"] << 20),
+            torch_threads=o["torch_threads"],
+            lookups=LookupOptions(
+                o["lookup_s"], o["hedge_s"], o["lookup_dtype"], o["fail"], o["prefixes"] << 20, o["cache"] << 20
+            ),
             batch=BatchLimits(
                 requests=o["batch"],
                 wait_s=o["batch_ms"] / 1e3,

@@ -16,6 +16,7 @@ import torch
 
 from thinrow.checkpoints import Checkpoint
 from thinrow.models import RankerInputs, SavedRanker
+from thinrow.serving.cache import RowCache
 from thinrow.serving.prefixes import Prefixes
 from thinrow.serving.rows import Fetched, FetchedRows, RowSource, degraded_keys, degraded_of, keys_of
 
@@ -59,6 +60,8 @@ class Model:
         self.name, self.spec, self.inputs = name, saved.spec, saved.spec.inputs
         self.event_schema, self.example_schema = saved.event_schema, saved.example_schema
         self._module, self._source, self._fetched = saved.module, source, fetched
+        #: Numbers that all linear layers make of a token.
+        self._outputs = sum(m.out_features for m in saved.module.modules() if isinstance(m, torch.nn.Linear))
         self.prefixes = prefixes if hasattr(saved.module, "event_states") else None
 
     @classmethod
@@ -82,9 +85,9 @@ class Model:
             return Scores(np.empty(0, np.float32), np.zeros(len(inputs), np.int64))
         if self.prefixes is not None:
             return self._score_held(inputs, self.prefixes)
-        if self._source is None or self._fetched is None:
+        fetched = self._fetch(inputs)
+        if fetched is None or self._fetched is None:
             return Scores(self._run(inputs), np.zeros(len(inputs), np.int64))
-        fetched = self._source.fetch(keys_of(inputs))
         with self._fetched.holding(fetched):
             return Scores(self._run(inputs), degraded_of(inputs, fetched), fetched.seconds)
 
@@ -114,8 +117,18 @@ class Model:
             degraded = degraded + degraded_of(bare, fetched, events=False)
         return Scores(found, degraded, {} if fetched is None else fetched.seconds)
 
+    def need_bytes(self, inputs: RankerInputs) -> int:
+        """About what scoring them takes at most: the outputs of all linear layers, and the rows."""
+        tokens = len(inputs.histories.passes.index) + int(inputs.offsets[-1])
+        numbers = inputs.event_keys.numel() + inputs.candidate_keys.numel() + inputs.context_keys.numel()
+        return 4 * (tokens * self._outputs + 2 * numbers * self.spec.dim)
+
     def _fetch(self, *inputs: RankerInputs) -> Fetched | None:
-        return None if self._source is None else self._source.fetch(keys_of(*inputs))
+        if self._source is None:
+            return None
+        if isinstance(self._source, RowCache):
+            self._source.make_room(sum(map(self.need_bytes, inputs)))
+        return self._source.fetch(keys_of(*inputs))
 
     def _run(self, inputs: RankerInputs, *held: Any) -> Floats:
         with torch.inference_mode():

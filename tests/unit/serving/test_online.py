@@ -217,7 +217,8 @@ def test_a_release_is_taken_up_when_all_servers_have_it(
     servers = [EmbeddingServer(one) for one in tables]
     addresses = [[server.listen("tcp:127.0.0.1:0").address] for server in servers]
     said: list[tuple[str, dict[str, Any]]] = []
-    live = Live(store, ArmSpec(folder, addresses), LOOKUPS, say=lambda event, **fields: said.append((event, fields)))
+    lookups = dataclasses.replace(LOOKUPS, cache_bytes=1 << 20, prefix_bytes=1 << 20)
+    live = Live(store, ArmSpec(folder, addresses), lookups, say=lambda event, **fields: said.append((event, fields)))
     first = live.ranker.model_version
     assert not live.refresh()
     publish(later(checkpoint, checkpoint.step + 1), folder, shards=2, delta=True)
@@ -236,9 +237,15 @@ def test_a_release_is_taken_up_when_all_servers_have_it(
     assert live.behind is None
     assert said[-1][0] == "swapped"
     assert live.ranker.model_version == live.release.name != first
+    assert live.caches is not None
+    assert live.caches.live is not None
     with Batcher(lambda _: live.ranker) as batcher:
         answer = batcher.rank(asked(world))
+        live.caches.live.step()
+        again = batcher.rank(asked(world, 4, 8))
     assert {"server 0", "server 1"} <= set(answer.took_ms)
+    assert again.scores == answer.scores
+    assert live.caches.live.read()["hit_rate"] > 0
     assert not answer.degraded
     # One that was asked for by name stays.
     fixed = Live(store, ArmSpec(folder / f"step-{checkpoint.step:08d}", addresses), LOOKUPS)

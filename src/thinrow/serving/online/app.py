@@ -170,6 +170,7 @@ class RankService:
                 "newer": None if live.behind is None else dict(zip(("release", "why"), live.behind, strict=True)),
                 "servers": [list(replicas) for replicas in live.spec.servers],
                 "prefixes": None if live.ranker.model.prefixes is None else live.ranker.model.prefixes.read(),
+                "cache": None if live.caches is None or live.caches.live is None else live.caches.live.read(),
                 "reads": {} if live.client is None else live.client.stats.read().get("requests", {}),
             }
             for live in self.arms.lives

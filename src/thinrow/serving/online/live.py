@@ -26,6 +26,7 @@ from thinrow.core.routing import Routing
 from thinrow.core.users import as_users, bucket_of
 from thinrow.core.wrap import mix64
 from thinrow.history.store import HistoryStore
+from thinrow.serving.cache import Caches, MemoryBudget
 from thinrow.serving.lookups import EmbeddingClient
 from thinrow.serving.ranker import Ranker
 from thinrow.serving.release import Release
@@ -63,6 +64,7 @@ class LookupOptions:
         deadline_s, hedge_s, dtype: as of ``EmbeddingClient``.
         fail: an answer that a server's rows are missing of is refused; else zeros stand in, and are counted.
         prefix_bytes: of states of histories that are kept between requests, of each arm; 0 for none.
+        cache_bytes: what a cache of rows and the batches of the model share, of each arm; 0 for no cache.
     """
 
     deadline_s: float = 0.05
@@ -70,10 +72,7 @@ class LookupOptions:
     dtype: str = "float32"
     fail: bool = False
     prefix_bytes: int = 0
-
-
-#: What stands before the rows of servers: (release, rows) -> rows; a cache.
-Before = Callable[[Release, RowSource], RowSource]
+    cache_bytes: int = 0
 
 
 class Live:
@@ -82,6 +81,7 @@ class Live:
     ranker: ranks with the release that is live.
     release: that.
     behind: the name of a newer one that is not taken up yet, and why; None where there is none.
+    caches: of its rows; None where there is none.
     """
 
     def __init__(
@@ -90,7 +90,6 @@ class Live:
         spec: ArmSpec,
         options: LookupOptions | None = None,
         *,
-        before: Before | None = None,
         say: Callable[..., None] | None = None,
     ) -> None:
         """Open the newest release that the servers have; where none answers, the newest.
@@ -98,7 +97,7 @@ class Live:
         Raises:
             As ``Release.open`` and ``Ranker``.
         """
-        self.spec, self._options, self._before = spec, options or LookupOptions(), before
+        self.spec, self._options = spec, options or LookupOptions()
         self._say = say or _silent
         self._fixed = (spec.model / MANIFEST).exists()
         o = self._options
@@ -107,6 +106,9 @@ class Live:
             if spec.servers
             else None
         )
+        self.caches: Caches | None = None
+        if self.client is not None and o.cache_bytes:
+            self.caches = Caches(MemoryBudget(o.cache_bytes), say=self._say)
         self._refreshing = threading.Lock()
         self.behind: tuple[str, str] | None = None
         try:
@@ -118,6 +120,8 @@ class Live:
 
     def close(self) -> None:
         """Close the connections."""
+        if self.caches is not None:
+            self.caches.close()
         if self.client is not None:
             self.client.close()
 
@@ -180,7 +184,7 @@ class Live:
         if self.client is None:
             return None
         rows: RowSource = ServerRows(self.client, release.table, release.version, release.dim, fail=self._options.fail)
-        return rows if self._before is None else self._before(release, rows)
+        return rows if self.caches is None else self.caches(rows, release.dim)
 
 
 class Arms:

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from thinrow.history.store import HistoryStore
 from thinrow.online.journal import Journal
 from thinrow.online.server import DrainingServer
 from thinrow.online.tables import COMMIT_S, TableWriter
+from thinrow.serving.lookups.stats import Stats
 from thinrow.serving.online.app import RankService, WebLimits, create_app
 from thinrow.serving.online.batcher import Batcher, BatchLimits
 from thinrow.serving.online.live import Arms, ArmSpec, Live, LookupOptions
@@ -51,7 +52,8 @@ class RankerOptions:
     commit_s: a commit of the table so often.
     drain_s: requests are taken so long after SIGTERM.
     say_requests: a line of JSON on standard error for each request.
-    torch_threads: of one operation; None for the processors over the threads that rank.
+    torch_threads: of one operation. Those of a request are small: more threads wait for each other longer than they
+        work, twice as long in all on two processors.
     """
 
     store: Path
@@ -65,7 +67,7 @@ class RankerOptions:
     commit_s: float = COMMIT_S
     drain_s: float = 0.0
     say_requests: bool = False
-    torch_threads: int | None = None
+    torch_threads: int = 1
     lookups: LookupOptions = field(default_factory=LookupOptions)
     batch: BatchLimits = field(default_factory=BatchLimits)
     web: WebLimits = field(default_factory=WebLimits)
@@ -85,20 +87,23 @@ def serve(options: RankerOptions) -> None:
         StoreNotFound, StoreError: there is no store, or another service has the log.
         CheckpointNotFound, CheckpointMismatch: there is no release.
     """
-    torch.set_num_threads(options.torch_threads or max(1, torch.get_num_threads() // options.batch.threads))
+    torch.set_num_threads(options.torch_threads)
     with ExitStack() as stack:
         for number in (signal.SIGTERM, signal.SIGINT):
             # As in thinrow.online.server: a signal that uvicorn raises again must not end what follows.
             stack.callback(signal.signal, number, signal.signal(number, lambda *_: None))
         store = stack.enter_context(HistoryStore.open(options.store))
-        lives = []
+        lives, stats = list[Live](), Stats()
         for spec in options.arms:
             lives.append(Live(store, spec, options.lookups, say=say))
             stack.callback(lives[-1].close)
+            _show(lives[-1], stats)
         arms = Arms(lives, options.salt)
         journal = _journal(options, store, arms, stack)
         batcher = stack.enter_context(
-            Batcher(arms.choose, log=None if journal is None else journal.impressions, limits=options.batch)
+            Batcher(
+                arms.choose, log=None if journal is None else journal.impressions, limits=options.batch, stats=stats
+            )
         )
         refresher = _Refresher(lives, options.refresh_s)
         stack.callback(refresher.close)
@@ -137,6 +142,22 @@ def _journal(options: RankerOptions, store: HistoryStore, arms: Arms, stack: Exi
     # Called first: the journal brings its records to the logs before the table's last join.
     stack.callback(journal.close)
     return journal
+
+
+def _show(live: Live, stats: Stats) -> None:
+    """Have metrics of cache and kept states among ``stats``, of the release that is live when they are read."""
+    of_arm = "".join(c if c.isalnum() else "_" for c in live.spec.name and f"_{live.spec.name}")
+
+    def of_cache(name: str) -> Callable[[], float]:
+        return lambda: 0.0 if live.caches is None or live.caches.live is None else live.caches.live.read()[name]
+
+    def of_prefixes(name: str) -> Callable[[], float]:
+        return lambda: 0.0 if live.ranker.model.prefixes is None else live.ranker.model.prefixes.read()[name]
+
+    if live.caches is not None:
+        stats.gauges |= {f"cache_{n}{of_arm}": of_cache(n) for n in ("rows", "bytes", "may_have_bytes", "hit_rate")}
+    if live.ranker.model.prefixes is not None:
+        stats.gauges |= {f"prefixes_{n}{of_arm}": of_prefixes(n) for n in ("hits", "misses", "entries", "bytes")}
 
 
 class _Refresher:
