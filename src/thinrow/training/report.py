@@ -177,7 +177,9 @@ def profiled(path: Path, first: int, last: int) -> Iterator[Callable[..., None]]
     from torch.profiler import ProfilerActivity, profile, schedule
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-    when = schedule(wait=first - 1, warmup=0, active=last - first + 1, repeat=1)
+    # The step before is traced and dropped, where there is one.
+    warmup = min(first - 1, 1)
+    when = schedule(wait=first - 1 - warmup, warmup=warmup, active=last - first + 1, repeat=1)
 
     def save(found: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -36,9 +36,13 @@ def record(step: int, **changes: Any) -> dict[str, Any]:
     return {**base, "seconds": 2.0 * step, "waited_s": 0.5 * step, **changes}
 
 
-def test_figures_are_of_the_steps_since_the_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "stream_bandwidth", lambda: 1e4)
     monkeypatch.setattr(report, "matmul_rate", lambda: 1e7)
+
+
+def test_figures_are_of_the_steps_since_the_last_line() -> None:
     lines: list[str] = []
     found: list[dict[str, float]] = []
     meter = report.Meter(every_s=0, show=lines.append, write=lambda _, f: found.append(f), share=0.5)
@@ -80,19 +84,34 @@ def test_a_run_that_is_over_before_the_first_line_measures_nothing() -> None:
     assert lines == []
 
 
-def test_the_work_of_a_step_is_that_of_its_passes(world: World) -> None:
+def test_the_work_of_a_step_is_that_of_its_passes_and_steps_are_traced(world: World, tmp_path: Path) -> None:
     config = world_config("hstu")
     flops: list[float] = []
-    with world.store() as store, world.table() as table:
+    path = tmp_path / "new" / "trace.json"
+    with world.store() as store, world.table() as table, report.profiled(path, 2, 3) as trace:
         trainer = Trainer(config, store, table)
-        trainer.run(stop_after=1, on_step=lambda _, __, r: flops.append(r["flops"]))
+
+        def on_step(*step: Any) -> None:
+            flops.append(step[2]["flops"])
+            trace(*step)
+
+        trainer.run(stop_after=4, on_step=on_step)
         one = trainer._sizes.step_flops(100, 8)
         assert trainer._sizes.batch_flops(np.array([100]), np.full(8, 100)) == pytest.approx(one)
         assert trainer._sizes.batch_flops(np.array([100]), np.full(8, 50)) < one
     assert flops[0] > 0
+    names = [e.get("name", "") for e in json.loads(path.read_text())["traceEvents"]]
+    assert {n for n in names if n.startswith("ProfilerStep")} == {"ProfilerStep#1", "ProfilerStep#2"}
+    assert any("_Attention" in n for n in names)
 
 
-def test_steps_are_traced_and_what_is_misspelt_is_said(world: World, tmp_path: Path) -> None:
+def test_the_machines_rate_of_products_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert report.matmul_rate(64, 1) > 1e6
+
+
+@pytest.mark.slow
+def test_the_command_traces_steps_and_what_is_misspelt_is_said(world: World, tmp_path: Path) -> None:
     places = ["--store", world.store_path, "--table", world.table_path, "--out", tmp_path / "run"]
     command = ["train", f"{world.store_path.parent / 'mine.py'}:small", *places]
     done = Commands.shared().run(*command, "--profile", "2:3")
