@@ -6,9 +6,9 @@ An impression is one *request*, not one candidate: candidate features are jagged
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from thinrow.examples.layout import (
 )
 from thinrow.history.requests import RequestBatch
 from thinrow.history.snapshot import Snapshot
-from thinrow.jagged.column import ARROW_TYPES, Column, concat_columns, null_column
+from thinrow.jagged.column import Column, concat_columns, null_column
 from thinrow.jagged.events import HIDE_DTYPE, Events, never_hidden
 from thinrow.jagged.jagged import Jagged
 from thinrow.schema.event_schema import EventSchema
@@ -39,6 +39,8 @@ from thinrow.schema.version import VERSION_DTYPE
 
 #: Key of a table's metadata: the event schema, as JSON, whose names the recent columns have.
 WRITTEN_UNDER = b"thinrow.event_schema"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +110,19 @@ class Impressions:
             SchemaError: a value is not of its field's dtype.
         """
         ids = np.atleast_1d(np.asarray(request_id, np.int64))
+        n = len(ids)
         snapshots = seen.requests if isinstance(seen, Snapshot) else seen
         context = context or {}
         _same_names("context field", context, [f.name for f in schema.context])
         _same_names("candidate field", candidates, [f.name for f in schema.candidates])
         columns = {f.name: _as_column(context[f.name], f) for f in schema.context}
         rows = {f.name: _as_rows(candidates[f.name], f) for f in schema.candidates}
-        _same_length({"seen": snapshots, **columns, **rows}, len(ids))
+        _same_length({"seen": snapshots, **columns, **rows}, n)
         recent = np.asarray(snapshots.inline.lengths if boundary is None else boundary, np.int64)
-        labels = text_column(model_version, len(ids)), text_column(arm, len(ids))
-        return cls(ids, snapshots, columns, _share_offsets(rows), *labels, np.broadcast_to(recent, len(ids)).copy())
+        if recent.ndim:
+            _same_length({"boundary": recent}, n)
+        labels = text_column(model_version, n), text_column(arm, n)
+        return cls(ids, snapshots, columns, _share_offsets(rows), *labels, np.broadcast_to(recent, n).copy())
 
     @classmethod
     def empty(cls, events: EventSchema, examples: ExampleSchema) -> Impressions:
@@ -342,8 +347,15 @@ class ExampleBatch:
 
 
 def text_column(text: str, n: int) -> Column:
-    """(n,) string Column of one value, such as the model version of a whole batch."""
-    return Column(np.zeros(n, np.int32), None, pa.array([text], pa.string()))
+    """(n,) string Column of one value, such as the model version of a whole batch.
+
+    Raises:
+        InputError: the text has no UTF-8 form.
+    """
+    try:
+        return Column(np.zeros(n, np.int32), None, pa.array([text], pa.string()))
+    except UnicodeEncodeError as e:
+        raise InputError(f"{text[:40]!r} has no UTF-8 form ({e.reason}); pass valid Unicode") from e
 
 
 def take_rows(rows_of: Mapping[str, Jagged], rows: npt.NDArray[Any]) -> dict[str, Jagged]:
@@ -364,21 +376,52 @@ def concat_rows(parts: Sequence[Mapping[str, Jagged]]) -> dict[str, Jagged]:
 
 
 def _as_column(values: Column | Sequence[Any], field: FieldSpec) -> Column:
-    return values if isinstance(values, Column) else Column.from_arrow(_arrow(values, field, None), field.dtype)
+    if isinstance(values, Column):
+        return values
+    return _typed(values, field, "values", lambda array: Column.from_arrow(array, field.dtype))
 
 
 def _as_rows(rows: Jagged | Sequence[Sequence[Any]], field: FieldSpec) -> Jagged:
     if isinstance(rows, Jagged):
         return rows
-    return Jagged.from_arrow(_arrow(rows, field, pa.large_list(ARROW_TYPES[field.dtype])), field.dtype)
+    return _typed(rows, field, "rows of values", lambda array: Jagged.from_arrow(_rows(array), field.dtype))
 
 
-def _arrow(values: Sequence[Any], field: FieldSpec, kind: pa.DataType | None) -> pa.Array:
+def _typed(values: Any, field: FieldSpec, what: str, convert: Callable[[pa.Array], T]) -> T:
+    """``values`` under the type that they have by themselves, converted where nothing is lost. Told the field's type at
+    once, Arrow cuts 1.5 to 1, and takes a text or a dict for a sequence."""
     try:
-        return pa.array(values, kind or ARROW_TYPES[field.dtype])
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as e:
-        what = "rows of values" if kind else "values"
+        if isinstance(values, (str, bytes, Mapping)):
+            raise TypeError(f"a {type(values).__name__} is no sequence of them")
+        array = values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)
+        kind = array.type.value_type if pa.types.is_nested(array.type) and what != "values" else array.type
+        if not holds(kind, field.dtype):
+            raise TypeError(f"these are of type {kind}")
+        return convert(array)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as e:
         raise SchemaError(f"field {field.name!r} takes {what} of dtype {field.dtype}: {e}; cast them first") from e
+
+
+def _rows(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Lists, none null. Raises TypeError."""
+    if len(array) == 0 and pa.types.is_null(array.type):
+        return pa.array([], pa.list_(array.type))
+    if array.null_count or not pa.types.is_nested(array.type):
+        raise TypeError("a row is no list")
+    return array
+
+
+def holds(kind: pa.DataType, dtype: str) -> bool:
+    """Whether values of an Arrow type can be those of a field of ``dtype``: an integer is a float, 1.5 no integer, and
+    what is true or false neither."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_null(kind):
+        return True
+    if dtype in ("string", "binary"):
+        texts = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
+        octets = pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view
+        return any(is_kind(kind) for is_kind in (*texts, *(octets if dtype == "binary" else ())))
+    return bool(pa.types.is_integer(kind) or (dtype.startswith("float") and pa.types.is_floating(kind)))
 
 
 def _share_offsets(rows_of: Mapping[str, Jagged]) -> dict[str, Jagged]:

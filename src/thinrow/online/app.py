@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ try:
     from starlette.routing import Route
 except ImportError as e:  # pragma: no cover
     raise MissingExtraError(e.name or "starlette", "serve") from e
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +109,17 @@ class _Service:
 
     async def snapshot(self, request: Request) -> Response:
         body = wire.parse_json(await read_body(request, self.limits.body_bytes))
+        wire.only(body, "a snapshot", "users", "request_ts", "request_id", "projection", "histories")
         users = wire.field_of(body, "users", list)
+        if bool in set(map(type, users)):
+            raise InputError("a user is true or false; give ids of users")
         if len(users) > self.limits.users:
             raise TooLarge(f"{len(users)} users; at most {self.limits.users} a call")
-        times = wire.field_of(body, "request_ts", (int, list), None)
-        times = self.clock() if times is None else times
-        ids = wire.field_of(body, "request_id", list, None)
-        if ids is not None and len(ids) != len(users):
-            raise InputError(f"{len(ids)} request ids for {len(users)} users; give one each")
+        times = wire.times_of(body, self.clock())
+        accepts_arrow = wire.ARROW in request.headers.get("accept", "")
+        ids = wire.request_ids_of(body, len(users), arrow=accepts_arrow)
         projection = wire.projection_of(body)
         names = [c.name for c in projection.resolve(self.store.schema)]
-        accepts_arrow = wire.ARROW in request.headers.get("accept", "")
         say = wire.snapshot_arrow if accepts_arrow else wire.snapshot_json
         if wire.field_of(body, "histories", bool, True):
             taken, built = await self.snapshots.read(users, times, projection)
@@ -207,8 +210,8 @@ class _Service:
             since = time.perf_counter()
             try:
                 response = await answer(request)
-            except ThinrowError as e:
-                response = error_response(e)
+            except Exception as e:
+                response = error_response(e, path)
             self.requests.labels(path, response.status_code).inc()
             self.seconds.labels(path).observe(time.perf_counter() - since)
             return response
@@ -230,9 +233,13 @@ async def read_body(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-def error_response(error: ThinrowError) -> Response:
-    """The answer that tells a caller of ``error``."""
+def error_response(error: Exception, path: str) -> Response:
+    """The answer that tells a caller of ``error``; what no error of thinrow's says is a fault of ours, and logged."""
     status = 500
+    if not isinstance(error, ThinrowError):
+        log.error("%s failed", path, exc_info=error)
+        said = {"type": "InternalError", "message": "the service failed, not the call; its log says why"}
+        return JSONResponse({"error": said}, status)
     for kind, code in (
         (TooLarge, 413),
         (InputError, 400),
@@ -247,7 +254,9 @@ def error_response(error: ThinrowError) -> Response:
             break
     headers = {"retry-after": "1"} if status in (429, 503) else None
     name = "InputError" if isinstance(error, TooLarge) else type(error).__name__
-    return JSONResponse({"error": {"type": name, "message": str(error)}}, status, headers)
+    # What a caller sent may be quoted there, and have no UTF-8 form.
+    message = str(error).encode("utf-8", "backslashreplace").decode()
+    return JSONResponse({"error": {"type": name, "message": message}}, status, headers)
 
 
 def create_app(

@@ -31,13 +31,16 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from thinrow.core.errors import CorruptionError, NewerFormatError, Overloaded, StoreError, ThinrowError
+from thinrow.core.clock import Clock, system_clock
+from thinrow.core.errors import CorruptionError, InputError, NewerFormatError, Overloaded, StoreError, ThinrowError
 from thinrow.core.units import NEVER
 from thinrow.examples.log import ImpressionLog, OutcomeLog
 from thinrow.examples.records import Impressions, Outcomes
+from thinrow.examples.streaming import HEARTBEAT
 from thinrow.storage.objects import sync_directory
 
 FORMAT = 1
@@ -45,6 +48,8 @@ _FRAME = struct.Struct("<QIB")
 _IMPRESSIONS, _OUTCOMES = 1, 2
 ROLL_BYTES, ROLL_S = 16 << 20, 5.0
 WAITING_BYTES = 64 << 20
+#: As ``thinrow outcomes`` has it.
+MAX_FUTURE_MS = 3_600_000
 
 R = TypeVar("R", Impressions, Outcomes)
 
@@ -69,12 +74,16 @@ class Journal:
         roll_bytes: int = ROLL_BYTES,
         roll_s: float = ROLL_S,
         waiting_bytes: int = WAITING_BYTES,
+        max_future_ms: int | None = MAX_FUTURE_MS,
+        clock: Clock = system_clock,
     ) -> None:
         """Open the journal in ``folder``; what a killed one left there goes to the logs first.
 
         Args:
             roll_bytes, roll_s: a journal file becomes log files at this size or age.
             waiting_bytes: records that wait for the disk; more are refused.
+            max_future_ms: requests and outcomes later than the clock by more are refused, for a join that follows the
+                times of its logs would close every window; None for no bound.
 
         Raises:
             StoreError: another process has it open, or the disk refuses.
@@ -82,6 +91,7 @@ class Journal:
         """
         self._folder, self._impressions, self._outcomes = Path(folder), impressions, outcomes
         self._roll_bytes, self._roll_s, self._most = roll_bytes, roll_s, waiting_bytes
+        self._max_future_ms, self._clock = max_future_ms, clock
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock_file = _locked(self._folder)
         self._state = threading.Lock()
@@ -124,15 +134,18 @@ class Journal:
         """Log impressions; the future gives how many when they are durable.
 
         Raises:
-            InputError, SchemaError: they do not fit the schemas.
+            InputError, SchemaError: they do not fit the schemas; or a time is below 0 or later than the clock by more
+                than ``max_future_ms``, or a request has the id of heartbeats.
             Overloaded: too much waits for the disk already.
             StoreError: the journal is closed. The future raises it where the disk refuses: nothing of it is there.
         """
+        self._refuse_strange("request_ts", records.request_id, records.snapshots.request_ts)
         table = records.to_arrow(self._impressions.event_schema, self._impressions.example_schema)
         return self._submit(_Record(_IMPRESSIONS, records, _stream(table)))
 
     def outcomes(self, records: Outcomes) -> Future[int]:
         """Log outcomes. As ``impressions``."""
+        self._refuse_strange("ts", records.request_id, records.ts)
         return self._submit(_Record(_OUTCOMES, records, _stream(records.to_arrow())))
 
     def close(self) -> None:
@@ -152,6 +165,18 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _refuse_strange(self, name: str, ids: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> None:
+        """As outcomes of a source are refused: what would break the join of all the others."""
+        latest = NEVER if self._max_future_ms is None else self._clock() + self._max_future_ms
+        wrong = np.flatnonzero((times < 0) | (times > latest))
+        if len(wrong):
+            raise InputError(
+                f"{name} is {times[wrong[0]]} in row {wrong[0]}; times are ms since 1970, from 0 to {latest} "
+                "by now: send milliseconds, and look at the sender's clock"
+            )
+        if (ids == HEARTBEAT).any():
+            raise InputError(f"request {HEARTBEAT} is that of heartbeats, of no request; number requests otherwise")
 
     def _submit(self, record: _Record[Any]) -> Future[int]:
         with self._state:

@@ -10,9 +10,11 @@ Token: ``TRS1``, CRC-32 of the rest, an Arrow stream (zstd) of the request colum
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,13 +22,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from thinrow.core.errors import InputError
-from thinrow.core.users import plain
-from thinrow.examples.records import Impressions, Outcomes
+from thinrow.core.errors import InputError, SchemaError, UserKindError
+from thinrow.core.users import kind_of, plain
+from thinrow.examples.records import Impressions, Outcomes, holds
 from thinrow.history.requests import RequestBatch
 from thinrow.history.snapshot import Snapshot
 from thinrow.jagged import Column, Jagged, SharedHistories
-from thinrow.jagged.column import concat_columns
 from thinrow.schema import VERSION_DTYPE, EventSchema, ExampleSchema, FieldSpec, Projection
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -57,11 +58,26 @@ def encode_seen(requests: RequestBatch, events: EventSchema) -> bytes:
 
 
 def decode_seen(token: bytes, events: EventSchema) -> RequestBatch:
-    """Reverse of ``encode_seen``. Raises InputError where the token is none, or of another store."""
+    """Reverse of ``encode_seen``. Raises InputError where the token is none, or one of another store."""
     body = token[8:]
     if token[:4] != _MAGIC or zlib.crc32(body) != int.from_bytes(token[4:8], "little"):
         raise InputError(f"`seen` ({len(token)} bytes) is not a token of this service; send back what a snapshot gave")
-    return Impressions.from_arrow(_table(body), events, _BARE).snapshots
+    table = _table(body)
+    strange = f"`seen` ({len(token)} bytes) is the token of another store"
+    remedy = "send back what a snapshot of this one gave"
+    try:
+        # Histories may hold nulls, the rest of a request none.
+        if any(table[n].null_count for n in table.column_names if not n.startswith("recent_")):
+            raise ValueError("it holds nulls")
+        seen = Impressions.from_arrow(table, events, _BARE).snapshots
+    except SchemaError as e:
+        raise SchemaError(f"{strange}: {e}; {remedy}") from e
+    except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
+        raise InputError(f"{strange}: {e!r}; {remedy}") from e
+    kinds = {kind_of(seen.users), (seen.schema or events).user_kind}
+    if len(seen) and kinds != {events.user_kind}:
+        raise UserKindError(f"{strange}: its users are of kind {(kinds - {events.user_kind}).pop()}; {remedy}")
+    return seen
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -87,12 +103,40 @@ def field_of(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], 
     return value
 
 
+def only(body: Mapping[str, Any], what: str, *names: str) -> None:
+    """Raises InputError where a body has another key: what nobody reads is a mistake of its sender."""
+    unknown = body.keys() - set(names)
+    if unknown:
+        raise InputError(f"unknown key {min(unknown)!r} of {what}, which takes {', '.join(names)}")
+
+
+def times_of(body: Mapping[str, Any], default: int) -> int | npt.NDArray[np.int64]:
+    """``request_ts`` of a body: one for all, or one each."""
+    times = field_of(body, "request_ts", (int, list), default)
+    return _ids(times) if isinstance(times, list) else int(_ids([times])[0])
+
+
+def request_ids_of(body: Mapping[str, Any], n: int, *, arrow: bool) -> list[Any] | None:
+    """``request_id`` of a body, which comes back as it is: any JSON, and of one type where it becomes a column."""
+    ids: list[Any] | None = field_of(body, "request_id", list, None)
+    if ids is None:
+        return None
+    if len(ids) != n:
+        raise InputError(f"{len(ids)} request ids for {n} users; give one each")
+    try:
+        if arrow:
+            pa.array(ids)
+        else:
+            json.dumps(ids, allow_nan=False)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError) as e:
+        raise InputError(f"request ids cannot be given back ({e}); give integers, or texts") from e
+    return ids
+
+
 def projection_of(body: Mapping[str, Any]) -> Projection:
     """The projection that a body asks for."""
     asked = field_of(body, "projection", dict, {})
-    unknown = asked.keys() - {"columns", "groups", "max_len", "horizon_ms"}
-    if unknown:
-        raise InputError(f"unknown key {sorted(unknown)[0]!r} of the projection; see /openapi.json")
+    only(asked, "the projection", "columns", "groups", "max_len", "horizon_ms")
     columns, groups = (field_of(asked, k, list, None) for k in ("columns", "groups"))
     return Projection(
         None if columns is None else tuple(map(str, columns)),
@@ -162,6 +206,8 @@ def snapshot_arrow(
 
 def impressions_json(body: Mapping[str, Any], events: EventSchema, examples: ExampleSchema) -> Impressions:
     """Impressions from JSON: the token, ids, and columns by name."""
+    labels = "model_version", "arm"
+    only(body, "an impression", "seen", "rows", "request_id", "candidates", "context", "boundary", *labels)
     try:
         token = base64.b64decode(field_of(body, "seen", str), validate=True)
     except ValueError as e:
@@ -169,16 +215,17 @@ def impressions_json(body: Mapping[str, Any], events: EventSchema, examples: Exa
     seen = _chosen(decode_seen(token, events), field_of(body, "rows", list, None))
     ids = _ids(field_of(body, "request_id", list))
     rows = {n: _lists(n, v) for n, v in field_of(body, "candidates", dict).items()}
+    context = {n: _values(n, v) for n, v in field_of(body, "context", dict, {}).items()}
     boundary = field_of(body, "boundary", list, None)
     return Impressions.of(
         examples,
         ids,
         seen,
         candidates=rows,
-        context=field_of(body, "context", dict, {}),
+        context=context,
         model_version=field_of(body, "model_version", str, ""),
         arm=field_of(body, "arm", str, ""),
-        boundary=None if boundary is None else _ids(boundary),
+        boundary=None if boundary is None else _boundary(boundary, seen),
     )
 
 
@@ -193,35 +240,43 @@ def impressions_arrow(body: bytes, events: EventSchema, examples: ExampleSchema)
     missing = [n for n in ("request_id", *fields) if n not in table.column_names]
     if missing:
         raise InputError(f"no column {missing[0]!r}; the stream has {', '.join(table.column_names)}")
-    rows: dict[str, Any] = {n: _lists(n, table[n]) if n.startswith("cand_") else table[n] for n in fields}
+    only(dict.fromkeys(table.column_names), "the stream's columns", "request_id", *fields)
+    ids = table["request_id"]
+    if ids.null_count or not holds(ids.type, "int64"):
+        raise InputError(f"request_id has type {ids.type} and {ids.null_count} nulls; give integers, none null")
+    try:
+        labels = {n: said.get(n.encode(), b"").decode() for n in ("model_version", "arm")}
+    except UnicodeDecodeError as e:
+        raise InputError(f"model_version or arm in the stream's metadata has no UTF-8 form ({e.reason})") from e
     return Impressions.of(
         examples,
-        Column.from_arrow(table["request_id"], "int64").values,
-        _chosen(decode_seen(said[SEEN], events), None),
-        candidates={f.name: Jagged.from_arrow(rows[n], f.dtype) for n, f in fields.items() if n.startswith("cand_")},
-        context={f.name: Column.from_arrow(rows[n], f.dtype) for n, f in fields.items() if n.startswith("ctx_")},
-        model_version=said.get(b"model_version", b"").decode(),
-        arm=said.get(b"arm", b"").decode(),
+        Column.from_arrow(ids, "int64").values,
+        decode_seen(said[SEEN], events),
+        candidates={f.name: table[n] for n, f in fields.items() if n.startswith("cand_")},
+        context={f.name: table[n] for n, f in fields.items() if n.startswith("ctx_")},
+        **labels,
     )
 
 
 def outcomes_json(body: Mapping[str, Any]) -> Outcomes:
     """Outcomes from JSON: lists of one length; ``name`` a text for all, or one each; ``value`` 1 by default."""
+    only(body, "an outcome", "request_id", "item", "name", "ts", "value")
     ids = _ids(field_of(body, "request_id", list))
     item, ts = (_ids(field_of(body, n, list)) for n in ("item", "ts"))
-    value = body.get("value", 1)
-    values = _ids(value) if isinstance(value, list) else field_of(body, "value", int, 1)
+    value = field_of(body, "value", (int, list), 1)
+    values = _ids(value if isinstance(value, list) else [value])
     name = field_of(body, "name", (str, list))
-    if {len(item), len(ts)} != {len(ids)} or np.size(values) not in (1, len(ids)):
+    if {len(item), len(ts)} != {len(ids)} or len(values) not in (1, len(ids)):
         raise InputError(f"{len(ids)} request ids, but {len(item)} items and {len(ts)} times; give one each")
     if isinstance(name, str):
         return Outcomes.of(name, ids, item, ts, values)
     if len(name) != len(ids) or not all(isinstance(n, str) for n in name):
         raise InputError(f"{len(name)} names for {len(ids)} outcomes; give one text for all, or one each")
     made = Outcomes.of("", ids, item, ts, values)
-    return Outcomes(
-        ids, item, concat_columns([Column.from_arrow(pa.array(name, pa.string()), "string")]), ts, made.value
-    )
+    try:
+        return replace(made, name=Column.from_arrow(pa.array(name, pa.string()), "string"))
+    except UnicodeEncodeError as e:
+        raise InputError(f"a name of an outcome has no UTF-8 form ({e.reason}); pass valid Unicode") from e
 
 
 def _chosen(seen: RequestBatch, rows: Sequence[Any] | None) -> RequestBatch:
@@ -240,12 +295,38 @@ def _ids(values: Sequence[Any]) -> npt.NDArray[np.int64]:
     return np.array(values, np.int64)
 
 
-def _lists(name: str, values: Any) -> Any:
-    if isinstance(values, list) and not all(isinstance(v, list) for v in values):
+def _lists(name: str, values: Any) -> list[list[Any]]:
+    if not isinstance(values, list) or not all(isinstance(v, list) for v in values):
         raise InputError(f"candidates {name!r} are not a list of lists; give one list a request")
-    if isinstance(values, pa.ChunkedArray) and (values.null_count or not pa.types.is_nested(values.type)):
-        raise InputError(f"column {name!r} has type {values.type} and {values.null_count} nulls; give lists, none null")
+    _refuse_booleans(name, itertools.chain.from_iterable(values))
     return values
+
+
+def _values(name: str, values: Any) -> list[Any]:
+    if not isinstance(values, list):
+        raise InputError(f"context {name!r} is {values!r:.60}; give a list of one value a request")
+    _refuse_booleans(name, values)
+    return values
+
+
+def _refuse_booleans(name: str, values: Iterable[Any]) -> None:
+    """No field takes them; among numbers Arrow would take them for 0 and 1."""
+    if bool in set(map(type, values)):
+        raise InputError(f"{name!r} holds true or false, which no field takes; send 0 and 1")
+
+
+def _boundary(values: Sequence[Any], seen: RequestBatch) -> npt.NDArray[np.int64]:
+    boundary = _ids(values)
+    visible = seen.versions["seq_len"].astype(np.int64) + seen.inline.lengths
+    if len(boundary) != len(seen):
+        raise InputError(f"boundary has {len(boundary)} values for {len(seen)} requests; give one each")
+    wrong = np.flatnonzero((boundary < 0) | (boundary > visible))
+    if len(wrong):
+        raise InputError(
+            f"boundary is {boundary[wrong[0]]} in row {wrong[0]}, of {visible[wrong[0]]} visible events; give how many "
+            "of the newest the model took for the recent part"
+        )
+    return boundary
 
 
 def _plain(value: Any) -> Any:

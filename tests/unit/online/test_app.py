@@ -8,7 +8,9 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,6 +22,7 @@ import uvicorn
 
 from thinrow.core.errors import Overloaded, StoreError
 from thinrow.examples.log import ImpressionLog, OutcomeLog
+from thinrow.examples.records import WRITTEN_UNDER
 from thinrow.examples.table import ExampleTable
 from thinrow.history.reconstruct import reconstruct
 from thinrow.history.store import HistoryStore
@@ -186,6 +189,17 @@ def test_impressions_as_an_arrow_stream(client: Client) -> None:
     body = sink.getvalue().to_pybytes()
     assert client.send("POST", "/v1/impressions", body, {"content-type": wire.ARROW})[0] == 201
     assert client.send("POST", "/v1/impressions", body[:-60], {"content-type": wire.ARROW})[0] == 400
+    for strange, message in (
+        (table.append_column("outcome_id", pa.array(["a", "b"])), b"unknown key 'outcome_id'"),
+        (table.set_column(0, "request_id", pa.array([1.0, 2.0])), b"give integers"),
+        (table.set_column(0, "request_id", pa.array([1, None])), b"give integers"),
+        (table.set_column(2, "cand_item", pa.array([[True], [False]])), b"dtype int64"),
+        (table.set_column(2, "cand_item", pa.array([[1], None])), b"a row is no list"),
+        (table.set_column(2, "cand_item", pa.array([1, 2])), b"a row is no list"),
+        (table.replace_schema_metadata({wire.SEEN: seen, b"arm": b"\xff"}), b"no UTF-8 form"),
+    ):
+        status, said = client.send("POST", "/v1/impressions", wire._ipc(strange, None), {"content-type": wire.ARROW})
+        assert (status, message in said) == (400, True), said
     client.journal.close()
     found = next(client.logs[0].scan())
     assert found.candidates["item"].to_arrow().to_pylist() == [[1], [2, 3]]
@@ -204,10 +218,30 @@ def test_impressions_as_an_arrow_stream(client: Client) -> None:
         ("/v1/snapshots", {"users": [1], "projection": {"newest": 3}}, "unknown key 'newest'"),
         ("/v1/snapshots", {"users": [1], "projection": {"columns": ["no"]}}, "no column 'no'"),
         ("/v1/snapshots", {"users": [1], "request_id": []}, "0 request ids"),
+        ("/v1/snapshots", b'{"users": [1], "request_id": [NaN]}', "cannot be given back"),
+        ("/v1/snapshots", {"users": [1], "request_ts": 1 << 63}, "no 64-bit integer"),
+        ("/v1/snapshots", {"users": [1, True]}, "true or false"),
+        ("/v1/snapshots", {"users": [1], "max_len": 3}, "unknown key 'max_len' of a snapshot"),
         ("/v1/impressions", {"seen": "AAAA", "request_id": [1], "candidates": {}}, "not a token"),
         ("/v1/impressions", {"seen": "?", "request_id": [1], "candidates": {}}, "no base64"),
         ("/v1/outcomes", {"request_id": [1], "item": [1, 2], "name": "click", "ts": [1]}, "give one each"),
         ("/v1/outcomes", {"request_id": [1.5], "item": [1], "name": "click", "ts": [1]}, "no 64-bit integer"),
+        *(
+            ("/v1/outcomes", {"request_id": [1], "item": [1], "name": "click", "ts": [1]} | change, message)
+            for change, message in (
+                ({"ts": [1_700_000_000_000_000]}, "look at the sender's clock"),
+                ({"ts": [(1 << 63) - 1]}, "look at the sender's clock"),
+                ({"ts": [-1]}, "ts is -1 in row 0"),
+                ({"request_id": [-(1 << 63)]}, "heartbeats"),
+                ({"value": 1 << 63}, "no 64-bit integer"),
+                ({"value": 1 << 40}, "exceeds int32"),
+                ({"value": [True]}, "no 64-bit integer"),
+                ({"name": "\ud800"}, "no UTF-8 form"),
+                ({"name": ["\ud800"]}, "no UTF-8 form"),
+                ({"outcome_id": ["x"]}, "unknown key 'outcome_id' of an outcome"),
+                ({"\ud800": ["x"]}, "unknown key"),
+            )
+        ),
     ],
 )
 def test_bad_requests_say_why(client: Client, path: str, body: Any, message: str) -> None:
@@ -224,6 +258,24 @@ def test_bad_impressions_log_nothing(client: Client) -> None:
         ({"candidates": {"item": [[1], [2]]}}, "'score' is missing"),
         ({"candidates": {"item": [1, 2], "score": [[1], [2]]}}, "not a list of lists"),
         ({"context": {"hour": ["x", "y"]}}, "dtype int8"),
+        ({"context": {"hour": "xy"}}, "a list of one value a request"),
+        ({"context": {"hour": {"a": 1, "b": 2}}}, "a list of one value a request"),
+        ({"context": {"hour": 4}}, "a list of one value a request"),
+        ({"context": {"hour": [1.0, True]}}, "true or false"),
+        ({"context": {"hour": [1.0, 2.0]}}, "dtype int8"),
+        ({"candidates": {"item": 5, "score": [[1], [2]]}}, "not a list of lists"),
+        ({"candidates": {"item": ["12", "3"], "score": [[1], [2]]}}, "not a list of lists"),
+        ({"candidates": {"item": [[1.5], [2]], "score": [[1], [2]]}}, "dtype int64"),
+        ({"candidates": {"item": [[1 << 63], [2]], "score": [[1], [2]]}}, "dtype int64"),
+        ({"candidates": {"item": [[1], [2]], "score": [[1.5, True], [2]]}}, "true or false"),
+        ({"candidates": {"item": [[1], [2]], "score": [[1e300], [2]]}}, "dtype float32"),
+        ({"boundary": []}, "0 values for 2 requests"),
+        ({"boundary": [0, -5]}, "boundary is -5 in row 1"),
+        ({"boundary": [10**15, 0]}, "boundary is 1000000000000000 in row 0"),
+        ({"model_version": "\ud800"}, "no UTF-8 form"),
+        ({"arm": "\ud800"}, "no UTF-8 form"),
+        ({"request_id": [-(1 << 63), 1]}, "heartbeats"),
+        ({"arms": ["a"]}, "unknown key 'arms' of an impression"),
     ):
         status, said = logged(client, answer, [1, 2], **more)
         assert (status, message in said["error"]["message"]) == (400, True), said
@@ -231,6 +283,61 @@ def test_bad_impressions_log_nothing(client: Client) -> None:
     client.journal.close()
     assert [p.snapshots.users.tolist() for p in client.logs[0].scan()] == [[5]]
     assert logged(client, answer, [1, 2])[0] == 503
+
+
+def test_times_that_no_join_may_see_are_not_logged(client: Client) -> None:
+    at = (1 << 63) - 1
+    status, answer = client.post("/v1/snapshots", {"users": [3], "request_ts": at})
+    assert status == 200
+    status, said = logged(client, answer, [1])
+    assert (status, f"request_ts is {at} in row 0" in said["error"]["message"]) == (400, True), said
+
+
+def test_request_ids_of_an_arrow_answer_are_of_one_type(client: Client) -> None:
+    for ids in ([1, "a"], [{}, []], [1 << 70, 1]):
+        body = {"users": [3, 5], "request_id": ids}
+        status, said = client.send("POST", "/v1/snapshots", body, {"accept": wire.ARROW})
+        assert (status, b"cannot be given back" in said) == (400, True), said
+        assert client.send("POST", "/v1/snapshots", body)[0] == 200
+
+
+def forged(token: str, change: Callable[[pa.Table], pa.Table]) -> str:
+    changed = wire._ipc(change(wire._table(base64.b64decode(token)[8:])), None)
+    return base64.b64encode(wire._MAGIC + zlib.crc32(changed).to_bytes(4, "little") + changed).decode()
+
+
+def test_a_token_of_another_store_is_refused(client: Client) -> None:
+    _, answer = client.post("/v1/snapshots", {"users": [3, 5]})
+
+    def put(name: str, values: pa.Array) -> Callable[[pa.Table], pa.Table]:
+        return lambda table: table.set_column(table.schema.get_field_index(name), name, values)
+
+    for change in (
+        put("user_id", pa.array(["a", "b"])),
+        put("user_id", pa.array([None, 3], pa.int64())),
+        lambda table: table.drop(["v_seq_len"]),
+        lambda table: table.replace_schema_metadata(dict.fromkeys(table.schema.metadata, b"{")),
+        lambda table: table.replace_schema_metadata(
+            {WRITTEN_UNDER: replace(client.store.schema, user_kind="string", schema_id=9).to_json()}
+        ),
+    ):
+        status, said = logged(client, answer | {"seen": forged(answer["seen"], change)}, [1, 2])
+        assert (status, "of another store" in said["error"]["message"]) == (400, True), said
+
+
+def test_a_fault_of_the_service_is_json_and_counted(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(wire, "projection_of", fail)
+    status, said = client.post("/v1/snapshots", {"users": [3]})
+    assert (status, said["error"]["type"]) == (500, "InternalError")
+    assert "secret" not in json.dumps(said)
+    assert "secret" in caplog.text
+    metrics = client.send("GET", "/metrics")[1].decode()
+    assert 'thinrow_requests_total{path="/v1/snapshots",status="500"} 1.0' in metrics
 
 
 def test_limits_answer_early(tmp_path: Path) -> None:

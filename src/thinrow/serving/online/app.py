@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinrow.core.clock import Clock, system_clock
-from thinrow.core.errors import InputError, MissingExtraError, StoreError, ThinrowError
+from thinrow.core.errors import InputError, MissingExtraError, StoreError
 from thinrow.core.users import plain
 from thinrow.history.reconstruct import reconstruct
 from thinrow.history.store import HistoryStore
 from thinrow.online import wire
 from thinrow.online.app import error_response, read_body
-from thinrow.online.journal import Journal
+from thinrow.online.journal import MAX_FUTURE_MS, Journal
 from thinrow.online.page import page
 from thinrow.schema import Projection
 from thinrow.serving.lookups.stats import prometheus_text
@@ -115,6 +115,9 @@ class RankService:
         k = wire.field_of(body, "k", int, 10)
         if not 0 <= number < 1 << 63 or not 0 <= at < 1 << 62 or k < 1:
             raise InputError(f"request_id={number}, request_ts={at}, k={k}; ids and times are 0 or more, k 1 or more")
+        if self.journal is not None and at > (latest := self.clock() + MAX_FUTURE_MS):
+            # Refused here, for the log takes the requests of a batch together, or none.
+            raise InputError(f"request_ts={at}; the log takes times up to {latest} by now: look at the sender's clock")
         return RankRequest(number, user, at, candidates, context, k)
 
     async def outcomes(self, request: Request) -> Response:
@@ -219,8 +222,8 @@ class RankService:
             since = time.monotonic()
             try:
                 return await answer(request)
-            except ThinrowError as error:
-                response = error_response(error)
+            except Exception as error:
+                response = error_response(error, path)
                 if self._say is not None:
                     seconds = round(time.monotonic() - since, 6)
                     self._say("refused", path=path, status=response.status_code, why=str(error), seconds=seconds)
