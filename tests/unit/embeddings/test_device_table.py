@@ -292,3 +292,15 @@ def test_reading_and_updating_wait_for_no_device_and_stay_on_it():
         table.read(known)
     with pytest.raises(InputError, match="they must be int64 on meta"):
         Embedding(table)(torch.arange(3))
+
+
+@pytest.mark.parametrize("kind", [DynamicTable, DeviceTable])
+def test_a_table_may_keep_its_own_budget(kind):
+    table = kind(2, budget=Budget(max_rows=100))
+    state = DynamicTable(2, budget=Budget(max_rows=7)).state()
+    table.load_state(state, keep_budget=True)
+    assert table.budget == Budget(max_rows=100)
+    table.load_state(state)
+    assert table.budget == Budget(max_rows=7)
+    with pytest.raises(InputError, match="keep_budget=True of a table without a budget"):
+        kind(2).load_state(state, keep_budget=True)
