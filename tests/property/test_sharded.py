@@ -193,6 +193,50 @@ def test_bags_of_wrong_bounds_are_refused_before_anything_is_sent():
     assert run_threads(2, job) == [(0, 0)] * 2
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("twice", [False, True])
+def test_an_overflow_at_one_rank_ends_the_step_on_all(whole, twice):
+    """``twice``: on the rank that sends, in two calls; else where the gradients of all ranks meet."""
+
+    def job(ranks):
+        items, plain = (ShardedEmbedding(DynamicTable(2, seed=s), ranks, whole=w) for s, w in ((1, whole), (2, False)))
+        optimizer, keys = SparseSGD(items, plain, lr=1.0), torch.arange(40)
+
+        def backward(scale):
+            weights = torch.ones(40, 1)
+            weights[0] = scale
+            (items(keys) * weights).sum().backward()
+            plain(keys).sum().backward()
+
+        def fails():
+            with pytest.raises(InputError, match="the gradient of key 0 is inf") as caught:
+                optimizer.step()
+            return str(caught.value)
+
+        for _ in range(2 if twice else 1):
+            backward(2e38 if not twice or ranks.rank == 1 else 1.0)
+        before = items.table.state(), plain.table.state()
+        said = fails()
+        # Nothing was used, so it fails again.
+        assert fails() == said
+        for table, state in zip((items.table, plain.table), before, strict=True):
+            after = table.state()
+            assert {n: a.tobytes() for n, a in after.items()} == {n: a.tobytes() for n, a in state.items()}
+        optimizer.zero_grad()
+        start = items(keys).detach().clone()
+        backward(1.0)
+        optimizer.step()
+        assert torch.equal(items(keys), start - ranks.size)
+        return said
+
+    texts = run_threads(3, job)
+    if whole and not twice:
+        # Each rank has the copy, and finds it.
+        assert len(set(texts)) == 1
+    else:
+        assert [text.startswith("rank ") for text in texts].count(False) == 1
+
+
 def test_prefetch_and_one_exchange_change_no_bit():
     steps, plain = drawn(3, 7), Settings(optimizer="adam", passes=2)
     expected = run_threads(3, train, steps, plain, PROBE)

@@ -6,7 +6,6 @@ only. ``chain`` follows it from the full one on; where a link is missing or anot
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -21,6 +20,7 @@ from thinrow.checkpoints.scratch import scratch
 from thinrow.checkpoints.tensorfile import crc_of_file, write_bytes
 from thinrow.core.errors import CorruptionError, InputError, NewerFormatError, ObjectNotFound, StoreError
 from thinrow.core.routing import Routing
+from thinrow.storage import swap
 from thinrow.storage.objects import sync_directory
 from thinrow.storage.sealed import crc_of_body, seal, unseal
 
@@ -31,8 +31,6 @@ MAX_STEP = 10**18 - 1
 
 _NAME = re.compile(r"step-(\d{8,18})")
 _KEYS = {"files", "meta", "step"}
-#: AT_FDCWD and RENAME_EXCHANGE of renameat2.
-_HERE, _EXCHANGE = -100, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,17 +275,11 @@ def put_in_place(temporary: Path, path: Path) -> None:
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         # No rename replaces a folder that holds files.
-        if _exchange(temporary, path):
+        if swap.folders(temporary, path):
             break
         # Here nothing swaps two folders at once: the old one goes first, and who is killed now leaves neither.
         remove(path)
     sync_directory(path.parent)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Let two folders change names in one step, and say whether the system can."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    return rename is not None and rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
 
 
 def remove(path: Path) -> None:

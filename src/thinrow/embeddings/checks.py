@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from thinrow.core.errors import InputError
+from thinrow.embeddings.budget import Budget
 
 
 class _Rows(Protocol):
@@ -37,6 +38,13 @@ def gradient_not_finite(key: int, number: float, column: int) -> InputError:
         f"the gradient of key {key} is {number} in column {column}; it must be finite: look for an overflow in the "
         "loss or lower the learning rate"
     )
+
+
+def budget_to_keep(budget: Budget | None) -> Budget:
+    """The budget of a table that shall keep it. Raises InputError where it has none."""
+    if budget is None:
+        raise InputError("keep_budget=True of a table without a budget; make it with one, or leave this out")
+    return budget
 
 
 class _Table(Protocol):

@@ -22,6 +22,7 @@ from thinrow.core.errors import InputError
 from thinrow.embeddings.budget import USAGE, Budget, Usage
 from thinrow.embeddings.checks import (
     bounds_wrong,
+    budget_to_keep,
     check_loaded,
     check_row_state,
     gradient_not_finite,
@@ -319,12 +320,16 @@ class DeviceTable:
                 table._row_state[name].append(rows)
         return table
 
-    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Become what the table was when ``state`` was taken, seed and optimizer state included.
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]], *, keep_budget: bool = False) -> None:
+        """Become what the table was when ``state`` was taken, seed and optimizer state included. With ``keep_budget``
+        the table's own budget stays (``Budget.put_in``).
 
         Raises:
-            InputError: as ``from_state``, or ``state`` is of another dim or dtype; nothing is changed then.
+            InputError: as ``from_state``, or ``state`` is of another dim or dtype, or there is no budget to keep;
+                nothing is changed then.
         """
+        if keep_budget:
+            state = budget_to_keep(self.budget).put_in(state)
         loaded = DeviceTable.from_state(state, device=self.device)
         check_loaded(loaded, self)
         vars(self).update(vars(loaded) | {"traffic": self.traffic, "moves": self.moves + 1})

@@ -85,8 +85,9 @@ class _SparseOptimizer(ABC):
         ranks, is above it: by ``clip_norm / (norm + 1e-6)``, as ``torch.nn.utils.clip_grad_norm_``.
 
         Raises:
-            InputError: ``lr`` is not finite and 0 or more, or gradients of one key overflow together; no table is
-                updated then, and their gradients stay. Or as ``DynamicTable.make_room``, after the update.
+            InputError: ``lr`` is not finite and 0 or more, or gradients of one key overflow together, on any rank; no
+                table of any is updated then, and their gradients stay. Or as ``DynamicTable.make_room``, after the
+                update.
             RankLost: a rank is lost.
         """
         _check_at_least_0("lr", self.lr)

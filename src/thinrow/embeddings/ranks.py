@@ -74,6 +74,17 @@ class Ranks(ABC):
         flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
         return [found.view(part.dtype) for found in self.exchange(call, [flat] * self.size)]
 
+    def agree(self, call: str, error: InputError | None) -> None:
+        """Raise on all ranks where one has an error: its own there, elsewhere one that says whose and what it is.
+        Without errors nothing but heads is sent."""
+        said = _bytes_of(b"" if error is None else str(error).encode())
+        found = self.exchange(call, [said] * self.size)
+        if error is not None:
+            raise error
+        for rank, text in enumerate(found):
+            if len(text):
+                raise InputError(f"rank {rank}: {text.tobytes().decode()}")
+
     def add(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The sum over all ranks of ``numbers``, of one shape and dtype everywhere: added in order of rank, so the
         same bits on all. For the gradients of dense parameters.

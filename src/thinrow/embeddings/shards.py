@@ -104,12 +104,18 @@ class Shard:
         """Forget the gradients that wait for a step."""
         self._waiting.clear()
 
-    def take_gradient(self) -> tuple[Ints, Floats]:
-        """Distinct keys (d,) and the sums of their gradients (d, dim) since the last step, kept no longer."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return np.empty(0, np.int64), np.empty((0, self.table.dim), self.table.dtype)
-        return waiting[0] if len(waiting) == 1 else self._merged(waiting)
+    def sum_gradient(self) -> tuple[Ints, Floats]:
+        """Distinct keys (d,) and the sums of their gradients (d, dim) since the last step, which stay.
+
+        Raises:
+            InputError: a sum of several calls overflows (names the key).
+        """
+        if len(self._waiting) > 1:
+            self._waiting = [self._merged(self._waiting)]
+        return self._waiting[0] if self._waiting else self._no_gradient()
+
+    def _no_gradient(self) -> tuple[Ints, Floats]:
+        return np.empty(0, np.int64), np.empty((0, self.table.dim), self.table.dtype)
 
     def _merged(self, parts: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats]:
         keys, gradients = (np.concatenate(side) for side in zip(*parts, strict=True))
@@ -268,12 +274,30 @@ def exchange_gradients(shards: Sequence[Shard]) -> None:
 
     Raises:
         RankLost: a rank is lost.
-        InputError: a sum over ranks is NaN or infinite (names the key).
+        InputError: a sum on one of the ranks is NaN or infinite (names the key). All ranks raise it, and all gradients
+            wait as before.
     """
     ranks = same_ranks(shards)
+    error = _bring_gradients(ranks, shards)
+    try:
+        ranks.agree(f"sums {_fingerprint(shards)}", error)
+    except InputError:
+        for shard in shards:
+            shard.table.clear_gradient()
+        raise
+    for shard in shards:
+        shard.clear_gradient()
+
+
+def _bring_gradients(ranks: Ranks, shards: Sequence[Shard]) -> InputError | None:
+    """The exchange; what is wrong with sums of this rank, which takes part in it all the same."""
+    error: InputError | None = None
     parts: list[list[npt.NDArray[Any]]] = [[] for _ in range(ranks.size)]
     for shard in shards:
-        keys, gradient = shard.take_gradient()
+        try:
+            keys, gradient = shard.sum_gradient()
+        except InputError as e:
+            error, (keys, gradient) = e, shard._no_gradient()
         if shard.whole:
             pieces = [(keys, gradient)] * ranks.size
         else:
@@ -288,7 +312,11 @@ def exchange_gradients(shards: Sequence[Shard]) -> None:
     arrived = list(zip(*(_unpack(raw, 2 * len(shards)) for raw in received), strict=True))
     for shard, owned, gradients in zip(shards, arrived[::2], arrived[1::2], strict=True):
         rows = shard.table.rows(np.concatenate(owned).view(np.int64), insert=shard.whole)
-        shard.table.add_gradient(rows, shard.decode(np.concatenate(gradients)))
+        try:
+            shard.table.add_gradient(rows, shard.decode(np.concatenate(gradients)))
+        except InputError as e:
+            error = error or e
+    return error
 
 
 def same_ranks(shards: Iterable[Shard]) -> Ranks:

@@ -10,6 +10,7 @@ may share a table's prefix: ``table.weight`` is none of its entries.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError
+from thinrow.core.wrap import MASK64
+from thinrow.embeddings.changes import places
 
 Arrays = dict[str, npt.NDArray[Any]]
 State = Mapping[str, npt.NDArray[Any]]
@@ -25,6 +28,8 @@ ROW_STATE, ROW_FILL = "row_state.", "row_fill."
 DELTA, WHOLE = "delta.", "delta.whole."
 #: Of a delta, step and CRC of the checkpoint that it was marked at.
 BASE = "delta.base"
+#: Of a delta, ``changes.places`` at its mark, and the marks before it; early ones have neither.
+PLACES, MARKS = "delta.from_places", "delta.marks"
 #: What makes a prefix that of a table.
 _MARKS = ("keys", "values", "dim")
 #: Entries of a state, beside those with the prefixes above.
@@ -99,15 +104,27 @@ def check_follow(tensors: State, before: State) -> None:
 
 def replay(state: State, *deltas: State) -> Arrays:
     """The state that a table had when the last of ``deltas`` was taken, from the one that it had at the mark of the
-    first; each was taken at the mark of the next. In memory only numbers of rows tell whether they follow each other;
-    checkpoints know what each rests on.
+    first; each was taken at the mark of the next. Which keys were in which rows tells whether they follow each other,
+    and how often the changes had been marked; checkpoints know what each rests on.
 
     Raises:
         InputError: a delta does not follow what is before it.
     """
+    marks = [int(delta[MARKS]) if MARKS in delta else None for delta in deltas]
+    for before, number in itertools.pairwise(marks):
+        if before is not None and number is not None and number != before + 1:
+            raise InputError(
+                f"a delta since mark {number} does not follow one since mark {before}; replay all deltas, in order"
+            )
+    return _replay(state, *deltas)
+
+
+def _replay(state: State, *deltas: State) -> Arrays:
+    """``replay`` of deltas whose order is known: runs that are resumed count their marks anew."""
     counts = [n_rows(s) for s in (state, *deltas)]
     for delta, before in zip(deltas, counts[:-1], strict=True):
         _check_follows(delta, before)
+    _check_places(state, deltas, max(counts))
     last = deltas[-1]
     out = {name: array for name, array in last.items() if not (_of_rows(name) or name.startswith(DELTA))}
     for name in sorted({n.removeprefix(WHOLE) for n in last if _of_rows(n.removeprefix(WHOLE))}):
@@ -132,7 +149,7 @@ def replayed(chain: Sequence[State]) -> Arrays:
         if first < len(chain) - 1:
             for name in newest:
                 del out[prefix + name]
-            out |= prefixed(prefix, replay(tables[first][prefix], *(t[prefix] for t in tables[first + 1 :])))
+            out |= prefixed(prefix, _replay(tables[first][prefix], *(t[prefix] for t in tables[first + 1 :])))
     return out
 
 
@@ -170,6 +187,25 @@ def _check_follows(delta: State, before: int) -> None:
             f"a delta of a table that had {taken_from} rows does not follow a state of {before}; replay deltas in "
             "order, each on what it was taken from"
         )
+
+
+def _check_places(state: State, deltas: Sequence[State], capacity: int) -> None:
+    """Raises InputError unless each delta was taken from a table with the keys, each in the row, that it has here."""
+    keys, n = np.empty(capacity, np.int64), n_rows(state)
+    keys[:n] = state["keys"]
+    found = places(keys[:n])
+    for delta in deltas:
+        if PLACES in delta and int(delta[PLACES]) & MASK64 != found & MASK64:
+            raise InputError(
+                "a delta of a table that had other keys, or in other rows, does not follow this state; replay deltas "
+                "in order, each on what it was taken from"
+            )
+        rows, left = delta[DELTA + "rows"], n_rows(delta)
+        kept = rows[rows < n]
+        found -= places(keys[kept], kept) + places(keys[left:n], left)
+        keys[rows] = delta["keys"]
+        found += places(delta["keys"], rows)
+        n = left
 
 
 def _rows_after(name: str, state: State, deltas: Sequence[State], capacity: int) -> npt.NDArray[Any]:

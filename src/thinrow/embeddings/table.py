@@ -26,6 +26,7 @@ from thinrow.embeddings.budget import USAGE, Budget, Usage
 from thinrow.embeddings.changes import Changes
 from thinrow.embeddings.checks import (
     bounds_wrong,
+    budget_to_keep,
     check_loaded,
     check_row_state,
     gradient_not_finite,
@@ -35,7 +36,7 @@ from thinrow.embeddings.checks import (
 )
 from thinrow.embeddings.index import INDEX_BYTES, KeyIndex
 from thinrow.embeddings.sketch import Sketch
-from thinrow.embeddings.states import BASE, DELTA, ROW_FILL, ROW_STATE, WHOLE
+from thinrow.embeddings.states import BASE, DELTA, MARKS, PLACES, ROW_FILL, ROW_STATE, WHOLE
 from thinrow.embeddings.traffic import LOOK_UP_BYTES, Traffic
 from thinrow.embeddings.waiting import with_part
 from thinrow.kernels import kernel
@@ -147,7 +148,7 @@ class DynamicTable:
             for state in self._row_state.values():
                 state.grow(len(self))
             for changes in self._trackers:
-                changes.grew(len(self))
+                changes.grew(self._index.keys(before))
         if insert and self.budget is not None:
             kernel("touch_rows")(self.row_state(USAGE, 2, dtype=np.int64).blocks, rows, self.step)
             self._wrote(rows[rows >= 0] if self._trackers else rows)
@@ -229,7 +230,7 @@ class DynamicTable:
         before, lost = len(self), self._index.keys_of(np.flatnonzero(gone))
         source, target = self._index.drop(gone)
         for changes in self._trackers:
-            changes.dropped(lost, gone, source, target)
+            changes.dropped(lost, gone, source, target, self._index.keys_of(target))
         for rows in (self.values, *self._row_state.values()):
             rows.move(source, target, len(self))
         if too_many and self.budget.evict == "lfu":
@@ -358,7 +359,7 @@ class DynamicTable:
 
         ``load_state`` ends it, since every row may be another one then.
         """
-        self._trackers.append(Changes(len(self)))
+        self._trackers.append(Changes(self._index.keys()))
         return self._trackers[-1]
 
     def untrack(self, changes: Changes) -> None:
@@ -376,7 +377,8 @@ class DynamicTable:
         As ``state()``, but ``keys``, ``values`` and row states hold only the rows ``delta.rows`` (d,) int64, ascending.
         ``delta.n_rows`` () is how many there are in all, ``delta.from_rows`` () how many there were at the mark;
         ``delta.gone`` (g,) int64, ascending, the keys that lost their row and have none now; ``delta.base`` (2,) int64,
-        step and CRC of ``changes.base`` where it is known;
+        step and CRC of ``changes.base`` where it is known; ``delta.from_places`` () and ``delta.marks`` () say which
+        keys were in which rows at the mark, and how many marks were before it;
         ``delta.whole.row_state.NAME`` all rows of a row state of which more changed than ``delta.rows``. Without
         ``row_states`` what only training needs is left out; that can be served, not replayed.
 
@@ -391,6 +393,8 @@ class DynamicTable:
             DELTA + "rows": rows,
             DELTA + "n_rows": np.array(len(self)),
             DELTA + "from_rows": np.array(changes.marked_rows),
+            PLACES: np.array(changes.marked_places, np.uint64).view(np.int64),
+            MARKS: np.array(changes.marks),
             DELTA + "gone": gone,
             "keys": self._index.keys_of(rows),
             "values": self.values.take(rows),
@@ -492,12 +496,16 @@ class DynamicTable:
         if self._sketch is not None:
             self._sketch = Sketch.of(state["sketch"], int(state["sketch_sightings"]), len(self._sketch.cells[0]))
 
-    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Become what the table was when ``state`` was taken, seed and optimizer state included.
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]], *, keep_budget: bool = False) -> None:
+        """Become what the table was when ``state`` was taken, seed and optimizer state included. With ``keep_budget``
+        the table's own budget stays (``Budget.put_in``), as where the state is of another number of shards.
 
         Raises:
-            InputError: ``state`` is of another dim or dtype, or not what ``state`` returns; nothing is changed then.
+            InputError: ``state`` is of another dim or dtype, or not what ``state`` returns, or there is no budget to
+                keep; nothing is changed then.
         """
+        if keep_budget:
+            state = budget_to_keep(self.budget).put_in(state)
         loaded = DynamicTable.from_state(state, block_rows=self._block_rows)
         check_loaded(loaded, self)
         kept = {"traffic": self.traffic, "moves": self.moves + 1, "of_ranks": self.of_ranks}

@@ -26,8 +26,8 @@ from thinrow.embeddings import DynamicTable
 from thinrow.jagged.torch import tensor
 from thinrow.models.embed import InputEmbedding, flat
 from thinrow.models.inputs import InputSpec, RankerInputs
-from thinrow.models.items import places
 from thinrow.models.layers import Heads, check_counts, check_rate, mlp
+from thinrow.models.retrieval import key_place
 
 Ints = npt.NDArray[np.int64]
 
@@ -72,9 +72,7 @@ class SIM(nn.Module):
         self.search: tuple[int, int] | None = None
         if config.search is not None:
             event, candidate = config.search
-            self.search = places(spec, "history", [event])[0], places(spec, "cand", [candidate])[0]
-            if self.search[0] >= len(spec.keys["history"]) or self.search[1] >= len(spec.keys["cand"]):
-                raise InputError(f"search={config.search} names bags of keys; name outputs of single keys")
+            self.search = key_place(spec, event), key_place(spec, candidate, "cand")
         width, (events, context) = config.width, (self.inputs.event_width, self.inputs.context_width)
         self.event = nn.Linear(events, width)
         self.candidate = nn.Linear(self.inputs.candidate_width, width)

@@ -28,7 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from thinrow.storage import swap
+
 _PATCHED = ("open", "write", "fsync", "link", "rename", "replace", "unlink", "mkdir", "close")
+#: Stands for both names while two folders change theirs.
+_ASIDE = Path("/aside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ class Disk:
 
 
 class Recorder:
-    """Records what this process changes below ``root`` through ``os``; one at a time, from any thread."""
+    """Records what this process changes below ``root`` through ``os`` and ``storage.swap``; one at a time, from any
+    thread."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -87,15 +92,18 @@ class Recorder:
     def __enter__(self) -> Recorder:
         for name in _PATCHED:
             self._real[name] = getattr(os, name)
-            setattr(os, name, self._patched(name))
+            setattr(os, name, self._patched(name, self._real[name]))
+        self._swap = swap.folders
+        swap.folders = self._patched("swap", self._swap)
         return self
 
     def __exit__(self, *_: object) -> None:
         for name, real in self._real.items():
             setattr(os, name, real)
+        swap.folders = self._swap
 
-    def _patched(self, name: str) -> Callable[..., Any]:
-        real, note = self._real[name], getattr(self, f"_on_{name}")
+    def _patched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        note = getattr(self, f"_on_{name}")
 
         def call(*args: Any, **named: Any) -> Any:
             with self._lock:
@@ -153,6 +161,12 @@ class Recorder:
 
     _on_rename = _on_replace
 
+    def _on_swap(self, done: bool, one: Any, other: Any) -> None:
+        if not done or (one := self._inside(one)) is None or (other := self._inside(other)) is None:
+            return
+        _swap_folders(self._names, one, other)
+        self._note("swap", other, one)
+
     def _on_unlink(self, _: None, path: Any, *__: Any) -> None:
         if (inside := self._inside(path)) is not None and self._names.pop(inside, None) is not None:
             self._note("unlink", inside)
@@ -207,6 +221,11 @@ def _rename_folder(files: dict[Path, int], old: Path, new: Path) -> None:
         files[new / path.relative_to(old)] = files.pop(path)
 
 
+def _swap_folders(files: dict[Path, int], one: Path, other: Path) -> None:
+    for old, new in ((one, _ASIDE), (other, one), (_ASIDE, other)):
+        _rename_folder(files, old, new)
+
+
 def _apply(op: Operation, sure: dict[Path, int], folders: set[Path]) -> None:
     if op.kind == "mkdir":
         if op.target.parent in folders:
@@ -218,6 +237,9 @@ def _apply(op: Operation, sure: dict[Path, int], folders: set[Path]) -> None:
             folders.remove(op.data)
             folders.add(op.target)
             _rename_folder(sure, op.data, op.target)
+    elif op.kind == "swap":
+        if {op.data, op.target} <= folders:
+            _swap_folders(sure, op.data, op.target)
     elif op.kind == "rename":
         sure.pop(op.data[0], None)
         sure[op.target] = op.data[1]

@@ -171,6 +171,28 @@ def test_after_a_power_cut_there_is_a_whole_one(tmp_path: Path, share: float) ->
     assert seen == {1, 2, 3, 4}
 
 
+def test_a_power_cut_while_a_step_is_saved_again_leaves_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with Recorder(folder) as disk:
+        for at in (1, 2, 3):
+            save(folder, 5, tensors={"x": np.full(9, at)}, meta={"at": at})
+            disk.mark(at)
+    rng, seen = random.Random(4), set()
+    for n in range(len(disk.operations) + 1):
+        for after in disk.cuts(n, rng):
+            elsewhere = tmp_path / "after"
+            shutil.rmtree(elsewhere, ignore_errors=True)
+            elsewhere.mkdir()
+            after.write(folder, elsewhere)
+            if after.marks or steps(elsewhere):
+                found = load(elsewhere)
+                assert found.meta["at"] >= max(after.marks, default=0)
+                assert found.tensors["x"].tolist() == [found.meta["at"]] * 9
+                seen.add(found.meta["at"])
+    assert seen == {1, 2, 3}
+
+
 def test_training_goes_on_while_it_is_saved(tmp_path: Path) -> None:
     go = threading.Event()
 

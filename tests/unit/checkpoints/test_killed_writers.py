@@ -23,6 +23,7 @@ import pytest
 from thinrow.checkpoints import commit, load, manifest, save, save_shard, steps
 from thinrow.checkpoints.scratch import scratch, sweep
 from thinrow.core.routing import Routing
+from thinrow.storage import swap
 
 
 def arrays(step: int) -> dict[str, npt.NDArray[Any]]:
@@ -185,13 +186,13 @@ def test_a_step_that_is_saved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Where the system can swap folders, there is no moment without the old one or the new one."""
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
-    if swaps and not manifest._exchange(tmp_path / "one", tmp_path / "other"):
+    if swaps and not swap.folders(tmp_path / "one", tmp_path / "other"):
         pytest.skip("folders cannot be swapped here")
     removed: list[Path] = []
     remove = manifest.remove
     monkeypatch.setattr(manifest, "remove", lambda path: (removed.append(path), remove(path)))
     if not swaps:
-        monkeypatch.setattr(manifest, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(swap, "folders", lambda one, other: False)
     run, routing = tmp_path / "run", Routing.even(1)
     for meta in ({"at": 1}, {"at": 2}):
         save(run, 1, tensors=arrays(1), meta=meta)

@@ -372,6 +372,11 @@ def test_a_budget_of_other_ranks(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         table = DynamicTable.from_state(budget.put_in(found))
+        other = DynamicTable(2, budget=budget)
+        other.load_state(found, keep_budget=True)
+    assert same(other.state(), table.state())
+    with pytest.raises(InputError, match="keep_budget=True of a table without a budget"):
+        DynamicTable(2).load_state(found, keep_budget=True)
     assert (table.make_room(), len(table), table.budget) == (0, 880, budget)
     # The sketch is another one; where it is as large, it stays.
     assert not table.state()["sketch"].any()

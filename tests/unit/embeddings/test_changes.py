@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thinrow.embeddings import Budget, DynamicTable, SparseAdagrad
+from thinrow.core.errors import InputError
+from thinrow.embeddings import Budget, DynamicTable, SparseAdagrad, SparseSGD
 from thinrow.embeddings.states import join, pick, replay
 
 
@@ -70,3 +71,31 @@ def test_counters_of_joined_shards_are_never_too_low() -> None:
     assert {*range(20)} <= {*joined.keys().tolist()}
     assert same(join([joined.state()]), joined.state())
     assert len(pick(joined.state(), np.array([3, 1]))["keys"]) == 2
+
+
+def test_deltas_are_replayed_in_their_order_on_the_table_that_they_are_of() -> None:
+    table, states, deltas = DynamicTable(2), [], []
+    optimizer = SparseSGD(table, lr=1.0)
+    table.rows(np.arange(9), insert=True)
+    changes = table.track()
+    for step in range(4):
+        states.append(table.state())
+        # No key comes in any step but the last: numbers of rows are alike.
+        rows = table.rows(np.array([step, 3 + 9 * (step == 3)]), insert=True)
+        table.add_gradient(rows, np.ones((2, 2), np.float32))
+        optimizer.step()
+        deltas.append(table.delta(changes))
+        changes.mark()
+    for first in range(4):
+        assert same(replay(states[first], *deltas[first:]), table.state())
+    for some in ((1, 0), (0, 2), (1, 1)):
+        with pytest.raises(InputError, match=f"since mark {some[1]} does not follow one since mark {some[0]}"):
+            replay(states[0], *(deltas[k] for k in some))
+    # Early deltas say neither, and are taken as they come.
+    early = [{n: a for n, a in d.items() if n not in ("delta.marks", "delta.from_places")} for d in deltas]
+    assert same(replay(states[0], *early), table.state())
+    assert replay(states[0], early[1], early[0])["keys"].tolist() == list(range(9))
+    other = DynamicTable(2)
+    other.rows(np.array([0, 1, 2, 3, 4, 5, 6, 8, 7]), insert=True)
+    with pytest.raises(InputError, match="had other keys, or in other rows"):
+        replay(other.state(), *deltas)
