@@ -34,6 +34,8 @@ from thinrow.serving.scoring import Model
 
 #: Of a release's meta: rows of its table, which says whether a later one lacks some.
 _ROWS = "rows"
+#: Step and CRC of the checkpoint that it was made of.
+_OF = "checkpoint"
 _OF_RANKERS = ("ranker", "event_schema", "example_schema")
 
 
@@ -47,6 +49,8 @@ def publish(
     delta: bool = False,
 ) -> Path:
     """Write a release of ``checkpoint`` into ``folder``, durably; servers and rankers take it up by themselves.
+
+    Its step is that of the checkpoint, or the one after the newest release where that is later: it is the newest then.
 
     Args:
         folder: of releases of this model alone.
@@ -67,14 +71,16 @@ def publish(
     SavedRanker.of(checkpoint.meta, checkpoint.tensors, checkpoint.path, rows=False)
     state: dict[str, npt.NDArray[Any]] = {n: checkpoint.tensors[TABLE + n] for n in ("keys", "values")}
     weights = {n: a for n, a in checkpoint.tensors.items() if not n.startswith(TABLE)}
-    meta = {n: checkpoint.meta[n] for n in _OF_RANKERS} | {_ROWS: len(state["keys"])}
+    meta = {n: checkpoint.meta[n] for n in _OF_RANKERS} | {_ROWS: len(state["keys"]), _OF: _said(checkpoint.version)}
     routing, base = Routing.even(shards), None
-    if delta and dtype != "int8" and any(step < checkpoint.step for step in steps(folder)):
+    there = steps(folder)
+    step = there[-1] + 1 if there and there[-1] > checkpoint.step else checkpoint.step
+    if delta and dtype != "int8" and any(one < step for one in there):
         changed, base = _changes(state, folder, routing, meta, dtype)
         state = state if changed is None else changed
     return export(
         folder,
-        checkpoint.step,
+        step,
         {TABLE: state},
         routing=routing,
         dtype=dtype,
@@ -174,6 +180,16 @@ class Release:
         return f"{self.meta['ranker']['model']['name']}@{self.version.step}-{self.version.crc32c:08x}"
 
 
+def is_published(version: Version, folder: str | Path) -> bool:
+    """Whether a release in ``folder`` was made of the checkpoint of ``version``."""
+    folder = Path(folder)
+    return any(_meta(folder / name_of(step)).get(_OF) == _said(version) for step in steps(folder))
+
+
+def _said(version: Version) -> list[int]:
+    return [version.step, version.crc32c]
+
+
 def roll_back(folder: str | Path, step: int | None = None) -> Path:
     """Make the release of ``step``, by default the one before the newest, the newest again, under the step after it.
 
@@ -221,4 +237,4 @@ def _weights(chain: list[Manifest]) -> dict[str, npt.NDArray[Any]]:
     return {name: array for name, array in found.items() if not name.endswith("default")}
 
 
-__all__ = ["Release", "models_at", "publish"]
+__all__ = ["Release", "is_published", "models_at", "publish", "roll_back"]

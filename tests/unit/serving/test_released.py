@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from thinrow.checkpoints import Checkpoint, ServingTable, load, save, steps
+from thinrow.cli.release import _publish_newer
 from thinrow.core.errors import CheckpointMismatch, CheckpointNotFound, InputError, SchemaError, Unavailable
 from thinrow.core.routing import Routing
 from thinrow.core.units import DAY_MS
@@ -22,7 +23,7 @@ from thinrow.examples import ExampleTable, ImpressionLog, OutcomeLog, join_logs
 from thinrow.history.store import HistoryStore
 from thinrow.serving import Ranked, Ranker, Release, ServerRows, compare, publish
 from thinrow.serving.lookups import EmbeddingClient, EmbeddingServer, ServedTables
-from thinrow.serving.release import models_at, roll_back
+from thinrow.serving.release import is_published, models_at, roll_back
 from thinrow.testing.rankers import world_config
 from thinrow.testing.world import World, brand_of, make_world
 from thinrow.training import train
@@ -227,6 +228,35 @@ def test_an_earlier_release_is_made_the_newest_again(checkpoint: Checkpoint, tmp
         assert served.versions()["table."] == again.version
     # What is released later may rest on it.
     assert Release.open(publish(moved(checkpoint, step + 9), tmp_path, shards=2, delta=True)).version.step == step + 9
+
+
+def test_newer_checkpoints_are_published_as_they_come_and_not_again_after_a_rollback(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    run, folder = tmp_path / "run", tmp_path / "releases"
+
+    def trained(step: int) -> None:
+        save(run, step, tensors=moved(checkpoint, step, by=step / 64).tensors, meta=checkpoint.meta)
+
+    options: dict[str, Any] = {"shards": 2, "dtype": "float32", "keep": None, "delta": True}
+    _publish_newer(run, folder, options)
+    assert not steps(folder)
+    for step in (10, 20):
+        trained(step)
+        _publish_newer(run, folder, options)
+        _publish_newer(run, folder, options)
+    assert steps(folder) == [10, 20]
+    assert is_published(load(run).version, folder)
+    roll_back(folder)
+    _publish_newer(run, folder, options)
+    assert steps(folder) == [10, 20, 21]
+    # A checkpoint of an earlier step than the newest release is the newest release all the same.
+    trained(20)
+    assert is_published(load(run).version, folder)
+    save(run, 20, tensors=moved(checkpoint, 20, by=3.0).tensors, meta=checkpoint.meta)
+    _publish_newer(run, folder, options)
+    assert steps(folder) == [10, 20, 21, 22]
+    assert Release.open(folder).version.step == 22
 
 
 def test_what_is_no_release_is_named(world: World, checkpoint: Checkpoint, tmp_path: Path) -> None:
