@@ -17,6 +17,7 @@ from thinrow.core.units import NEVER
 if TYPE_CHECKING:
     from thinrow.core.users import UserKind, Users
     from thinrow.history.buckets import Progress
+    from thinrow.history.store import HistoryStore
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAMED = 5
@@ -72,6 +73,37 @@ def parse_users(texts: Sequence[str], kind: UserKind) -> Users:
             raise InputError(f"user {text} is out of bounds; int64 ids are from -2^63 to 2^63 - 1")
         found[user] = None
     return as_users(list(found), kind)
+
+
+def parse_named(store: HistoryStore, texts: Sequence[str], pseudonyms: str | None, as_stored: bool) -> Users:
+    """User ids as the store has them: of one with pseudonyms, those of the users that are named.
+
+    Raises:
+        InputError: as ``parse_users``; or the store has pseudonyms, and neither their key nor ``as_stored`` is given.
+    """
+    from thinrow.core.users import as_users
+    from thinrow.sources.ingest import KEY_SOURCE, check_key
+    from thinrow.sources.pseudonyms import Pseudonyms
+
+    kind = store.schema.user_kind
+    if pseudonyms is not None:
+        key = Pseudonyms.load(pseudonyms)
+        check_key(store, key)
+        return as_users(key.of(list(dict.fromkeys(texts)), kind).to_pylist(), kind)
+    if texts and not as_stored and store.recent.positions(KEY_SOURCE):
+        raise InputError(
+            "user ids of this store are pseudonyms: pass --pseudonyms with their key and ids as they came, or "
+            "--as-stored with ids that the store has"
+        )
+    return parse_users(texts, kind)
+
+
+pseudonyms_option = click.option(
+    "--pseudonyms",
+    metavar="FILE|env:NAME",
+    help="USERS are ids as they came; key of the pseudonyms that the store has.",
+)
+as_stored_option = click.option("--as-stored", is_flag=True, help="USERS are pseudonyms.")
 
 
 def name_unknown(users: Users, store_path: Path) -> None:

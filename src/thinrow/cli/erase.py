@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from thinrow.cli.common import parse_time, parse_users, progress_bar, store_option
+from thinrow.cli.common import (
+    as_stored_option,
+    parse_named,
+    parse_time,
+    parse_users,
+    progress_bar,
+    pseudonyms_option,
+    store_option,
+)
 
 if TYPE_CHECKING:
     from thinrow.history.erase import EventsOf
@@ -46,6 +54,8 @@ grace_option = click.option(
 @outcomes_option
 @splits_option
 @table_option
+@pseudonyms_option
+@as_stored_option
 @click.option("--resume", is_flag=True, help="Only finish erasures that were cut short.")
 @click.option(
     "--dry-run", is_flag=True, help="Say how many events would go, of single ones those archived; change nothing."
@@ -62,6 +72,8 @@ def command(
     outcomes: tuple[Path, ...],
     splits: tuple[Path, ...],
     tables: tuple[Path, ...],
+    pseudonyms: str | None,
+    as_stored: bool,
     resume: bool,
     dry_run: bool,
     grace_s: float,
@@ -81,7 +93,7 @@ def command(
 
     paths = paths_of(impressions, outcomes, splits, tables)
     with HistoryStore.open(store_path) as store, ExitStack() as opened:
-        ids = parse_users(users, store.schema.user_kind)
+        ids = parse_named(store, users, pseudonyms, as_stored)
         some = _events_of(store, ids.tolist(), event_ids, arrivals, since, until)
         if not dry_run:
             for report in store.finish_erasures(lambda p: also_of(store, p.paths, opened), grace_s=grace_s):

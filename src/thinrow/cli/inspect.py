@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from thinrow.cli.common import format_time, name_unknown, parse_time, parse_users, store_option
+from thinrow.cli.common import (
+    as_stored_option,
+    format_time,
+    name_unknown,
+    parse_named,
+    parse_time,
+    pseudonyms_option,
+    store_option,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,8 +34,17 @@ if TYPE_CHECKING:
     "--examples", type=click.Path(path_type=Path), help="Directory of a training table: show the versions logged in it."
 )
 @click.option("--usage", is_flag=True, help="Instead of a user: how much each column is read, dead ones first.")
+@pseudonyms_option
+@as_stored_option
 def command(
-    user: str | None, store_path: Path, at_text: str | None, newest: int, examples: Path | None, usage: bool
+    user: str | None,
+    store_path: Path,
+    at_text: str | None,
+    newest: int,
+    examples: Path | None,
+    usage: bool,
+    pseudonyms: str | None,
+    as_stored: bool,
 ) -> None:
     """Show what the store holds of USER, or (--usage) how much each column is read.
 
@@ -58,7 +75,7 @@ def command(
         if user is None:
             _print_usage(out, store.pin())
             return
-        ids = parse_users([user], store.schema.user_kind)
+        ids = parse_named(store, [user], pseudonyms, as_stored)
         taken = store.peek(ids, at)
         version = taken.requests.versions[0]
         if not version["snapshot_arrival"] and examples is None:

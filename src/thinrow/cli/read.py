@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from thinrow.cli.common import format_time, name_unknown, parse_time, parse_users, store_option
+from thinrow.cli.common import (
+    as_stored_option,
+    format_time,
+    name_unknown,
+    parse_named,
+    parse_time,
+    pseudonyms_option,
+    store_option,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +32,8 @@ if TYPE_CHECKING:
 @click.option("--newest", type=click.IntRange(min=1), help="Only the newest N events of each user.")
 @click.option("--columns", help="Comma-separated columns; default: all.")
 @click.option("--all-users", is_flag=True, help="Every user of the store.")
+@pseudonyms_option
+@as_stored_option
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Write Parquet here, one row an event, instead of printing."
 )
@@ -35,6 +45,8 @@ def command(
     newest: int | None,
     columns: str | None,
     all_users: bool,
+    pseudonyms: str | None,
+    as_stored: bool,
     out: Path | None,
     stats: bool,
 ) -> None:
@@ -62,7 +74,7 @@ def command(
     projection = Projection(columns=names, max_len=newest)
     with HistoryStore.open(store_path) as store:
         projection.resolve(store.schema)
-        ids = store.users() if all_users else parse_users(users, store.schema.user_kind)
+        ids = store.users() if all_users else parse_named(store, users, pseudonyms, as_stored)
         taken = store.snapshot(ids, at)
         rebuilt = reconstruct(taken.generation, taken.requests, projection)
     histories = rebuilt.histories

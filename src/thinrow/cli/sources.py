@@ -137,7 +137,8 @@ def _kind(reason: str) -> str:
 @store_option
 @click.option("--pseudonyms", metavar="FILE|env:NAME", help="Key of the pseudonyms, where the store has some.")
 @click.option("--registry", help="Another schema registry than the one the letters name.")
-def retry(store_path: Path, pseudonyms: str | None, registry: str | None) -> None:
+@click.option("--max-future", type=int, metavar="SECONDS", help="Events later than the clock by more stay; as ingest.")
+def retry(store_path: Path, pseudonyms: str | None, registry: str | None, max_future: int | None) -> None:
     """Take in the dead letters that can be taken in now; the others stay.
 
     \b
@@ -152,7 +153,10 @@ def retry(store_path: Path, pseudonyms: str | None, registry: str | None) -> Non
     key = None if pseudonyms is None else Pseudonyms.load(pseudonyms)
     with HistoryStore.open(store_path) as store:
         report = retry_letters(
-            store, key, lambda how: make_decoder({**how, **({"registry": registry} if registry else {})})
+            store,
+            key,
+            lambda how: make_decoder({**how, **({"registry": registry} if registry else {})}),
+            None if max_future is None else 1000 * max_future,
         )
     click.echo(f"{report.events} events appended, {report.duplicates} known already, {report.left} letters left")
 

@@ -16,8 +16,8 @@ import base64
 import fcntl
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class Letter:
         how: how ``payload`` is decoded: ``{"format": "json"}`` and the like.
         user: as the store would know it; None where the event does not tell.
         at_ms: when it was refused.
+        since: the position (text; empty for none) at which the batch began that it was refused in: while the partition
+            stands there the batch has not happened, nor the letter. None of letters that somebody added otherwise.
     """
 
     source: str
@@ -57,6 +59,7 @@ class Letter:
     how: dict[str, str] = field(default_factory=dict)
     user: int | str | None = None
     at_ms: int = 0
+    since: str | None = None
 
     @property
     def name(self) -> tuple[str, str, str]:
@@ -69,6 +72,9 @@ class Letter:
         for part in ("payload", "key"):
             data = body[part]
             body[part] = None if data is None else base64.b64encode(data).decode()
+        if self.since is None:
+            # As letters were before there was such a thing.
+            del body["since"]
         text = json.dumps(body, sort_keys=True, separators=(",", ":"))
         return f'{text[:-1]},"crc32c":{crc_of(text.encode())}}}\n'.encode()
 
@@ -101,10 +107,39 @@ class DeadLetters:
         Raises:
             StoreError: they would be more than ``max_bytes``, or the disk refuses; nothing was written.
         """
-        if not letters:
-            return
+        with self.beside() as batch:
+            batch.add(letters)
+
+    @contextmanager
+    def beside(self) -> Iterator[Beside]:
+        """Letters of a batch that is appended meanwhile; others wait from the first letter until the batch is through.
+
+        Raises as ``add``.
+        """
+        with ExitStack() as stack:
+            yield Beside(self._write, lambda: stack.enter_context(self._alone()))
+
+    def withdraw(self, source: str, positions: Callable[[], Mapping[str, str]]) -> int:
+        """Remove what batches of ``source`` left that were cut short before they happened, which its partitions'
+        positions tell; returns how many. Such a batch is read again, perhaps to be taken in now."""
+        if not self._folder.is_dir():
+            return 0
+        with self._alone() as path:
+            stand = positions()
+            data = path.read_bytes() if path.exists() else b""
+            texts = {"", *stand.values()}
+            if not any(f'"since":{json.dumps(text)}'.encode() in data for text in texts):
+                return 0
+            lines = data.splitlines(keepends=True)
+            stays = [line for line in lines if not _has_not_happened(line, path.name, source, stand)]
+            if len(stays) < len(lines):
+                _replace(path, b"".join(stays))
+            return len(lines) - len(stays)
+
+    def _write(self, path: Path, letters: Sequence[Letter]) -> int:
+        """Append to the file, durably; returns how long it was before."""
         data = _lines([_without_bulk(letter) for letter in letters])
-        with _told(self._folder), self._alone() as path:
+        with _told(self._folder):
             held = path.stat().st_size if path.exists() else 0
             if held + len(data) > self._max_bytes:
                 raise StoreError(
@@ -125,6 +160,7 @@ class DeadLetters:
                     file.truncate(held)
                     raise
             sync_directory(self._folder)
+            return held
 
     def read(self) -> list[Letter]:
         """All letters, oldest first, each once. Raises CorruptionError."""
@@ -183,6 +219,33 @@ class DeadLetters:
         sync_directory(self._folder)
 
 
+class Beside:
+    """Letters of one batch; see ``DeadLetters.beside``."""
+
+    def __init__(self, write: Callable[[Path, Sequence[Letter]], int], enter: Callable[[], Path]) -> None:
+        """``enter`` shuts out others and gives the file."""
+        self._write, self._enter = write, enter
+        self._path: Path | None = None
+        self._began = 0
+
+    def add(self, letters: Sequence[Letter]) -> None:
+        """As ``DeadLetters.add``."""
+        if not letters:
+            return
+        if self._path is None:
+            path = self._enter()
+            self._began = self._write(path, letters)
+            self._path = path
+        else:
+            self._write(self._path, letters)
+
+    def drop(self) -> None:
+        """The batch has not happened, for certain: nor have its letters."""
+        if self._path is not None:
+            with _told(self._path.parent), self._path.open("ab") as file:
+                file.truncate(self._began)
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """Letters that are tried again.
@@ -229,6 +292,14 @@ def _read(path: Path) -> list[Letter]:
         letter = Letter.from_line(line, path.name)
         found.setdefault(letter.name, letter)
     return list(found.values())
+
+
+def _has_not_happened(line: bytes, file: str, source: str, stand: Mapping[str, str]) -> bool:
+    try:
+        letter = Letter.from_line(line, file)
+    except CorruptionError:
+        return False
+    return letter.source == source and letter.since is not None and letter.since == stand.get(letter.partition, "")
 
 
 def _ends_whole(path: Path) -> bool:

@@ -9,15 +9,16 @@ the batch is halved until the culprits stand alone::
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from thinrow.sources.wanted import Wanted, choose
+from thinrow.sources.wanted import Wanted, as_numbers, choose
 
 _PEEK = 256
 
@@ -76,28 +77,21 @@ class JsonDecoder:
                 rows.append(i)
             else:
                 refused[i] = f"no JSON object: it begins with {value[:20]!r} and ends with {value[-20:]!r}"
-        parts, bad = parse_halving(lines, lambda some: _parsed(b"\n".join(some), len(some), schema))
+        parts, bad = parse_halving(lines, partial(_joined, schema=schema))
+        good = [at for at in range(len(lines)) if at not in bad]
+        if wanted is not None and schema is not None and bad:
+            parts, good = _otherwise(lines, wanted, schema, parts, good, bad)
         for at, reason in bad.items():
             refused[rows[at]] = reason
-        good = [row for at, row in enumerate(rows) if at not in bad]
         if not parts:
             return Decoded((schema or pa.schema([])).empty_table(), [], refused)
-        return Decoded(pa.concat_tables(parts, promote_options="permissive"), good, refused)
+        return Decoded(pa.concat_tables(parts, promote_options="permissive"), [rows[at] for at in good], refused)
 
     def _schema(self, lines: Sequence[bytes], wanted: Wanted) -> pa.Schema:
-        """Of a column that may come in several ways, the way in which its first value comes is kept to."""
+        """Of a column that may come in several ways, the way in which most of the first values come."""
         open_columns = [n for n, kinds in wanted.items() if len(kinds) > 1 and n not in self._types]
         if open_columns:
-            peeked: list[dict[str, Any]] = []
-            for line in islice(lines, _PEEK):
-                try:
-                    peeked.append(json.loads(line))
-                except (ValueError, RecursionError):
-                    continue
-            for name in open_columns:
-                found = choose(wanted[name], (row.get(name) for row in peeked))
-                if found is not None:
-                    self._types[name] = found
+            self._types |= _types_of(islice(lines, _PEEK), {n: wanted[n] for n in open_columns})
         return pa.schema(
             [(n, kinds[0] if len(kinds) == 1 else self._types.get(n, kinds[0])) for n, kinds in wanted.items()]
         )
@@ -105,6 +99,53 @@ class JsonDecoder:
     def describe(self) -> dict[str, str]:
         """See ``Decoder``."""
         return {"format": "json"}
+
+
+def _types_of(lines: Iterable[bytes], wanted: Wanted) -> dict[str, pa.DataType]:
+    """Of each column the type that most of the lines have; none where no line has a value."""
+    peeked: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            peeked.append(found)
+    chosen = {name: choose(kinds, (row.get(name) for row in peeked)) for name, kinds in wanted.items()}
+    return {name: kind for name, kind in chosen.items() if kind is not None}
+
+
+def _otherwise(
+    lines: Sequence[bytes],
+    wanted: Wanted,
+    schema: pa.Schema,
+    parts: list[pa.Table],
+    good: list[int],
+    bad: dict[int, str],
+) -> tuple[list[pa.Table], list[int]]:
+    """Lines that ``schema`` refuses, under the types that they themselves have: one producer may write times as
+    numbers, another as texts. What can be parsed leaves ``bad``; returned are all tables and their lines, in order."""
+    tried, n = {schema}, len(good)
+    for at in list(bad):
+        if at not in bad:
+            continue
+        own = _types_of([lines[at]], {name: kinds for name, kinds in wanted.items() if len(kinds) > 1})
+        other = pa.schema([(field.name, own.get(field.name, field.type)) for field in schema])
+        if other in tried:
+            continue
+        tried.add(other)
+        left = list(bad)
+        parse = partial(_joined, schema=other)
+        more, still = parse_halving([lines[i] for i in left], parse)
+        taken = [i for k, i in enumerate(left) if k not in still]
+        parts, good = parts + more, good + taken
+        for i in taken:
+            del bad[i]
+    if len(good) == n:
+        return parts, good
+    order = sorted(range(len(good)), key=good.__getitem__)
+    table = pa.concat_tables([as_numbers(part) for part in parts], promote_options="permissive")
+    return [table.take(pa.array(order, pa.int64()))], [good[i] for i in order]
 
 
 def are_objects(lines: bytes, n: int) -> bool:
@@ -121,6 +162,10 @@ def are_objects(lines: bytes, n: int) -> bool:
         and lines[-1:] == b"}"
         and lines.count(b"\n{") == between == lines.count(b"}\n")
     )
+
+
+def _joined(lines: Sequence[bytes], schema: pa.Schema | None) -> pa.Table:
+    return _parsed(b"\n".join(lines), len(lines), schema)
 
 
 def _parsed(lines: bytes, n: int, schema: pa.Schema | None) -> pa.Table:

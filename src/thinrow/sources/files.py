@@ -25,7 +25,18 @@ import pyarrow.parquet as pq
 from thinrow.core.errors import InputError, StoreError
 from thinrow.schema import EventSchema
 from thinrow.sources.lines import CsvLines, JsonLines, Lines
-from thinrow.sources.source import SOURCE_ID, SOURCE_KEY, SOURCE_TS, Batch, Move, Origin, Positions, Refused, position
+from thinrow.sources.source import (
+    SOURCE_ID,
+    SOURCE_KEY,
+    SOURCE_TS,
+    Batch,
+    Move,
+    Origin,
+    Positions,
+    Refused,
+    position,
+    position_text,
+)
 from thinrow.sources.wanted import Wanted, added_by_source, wanted_of
 
 _TABLES = (".parquet", ".arrow", ".arrows", ".feather", ".ipc")
@@ -81,6 +92,7 @@ class FileSource:
         self.use(schema)
         self._stored = dict(positions())
         self._tables, self._readers, self._todo = None, {}, []
+        self._refuse_other_base()
         self._list()
 
     def sample(self, n: int) -> pa.Table:
@@ -101,19 +113,38 @@ class FileSource:
         if SOURCE_KEY in self._added or SOURCE_TS in self._added:
             raise InputError(f"files have no {SOURCE_KEY} and no {SOURCE_TS}; name columns that they have")
 
+    def _refuse_other_base(self) -> None:
+        """Files that were read under other names, since another folder held all that was named then, would be read
+        again."""
+        here = {partition for partition, _ in self._files()}
+        if not self._stored or not here.isdisjoint(self._stored):
+            return
+        for held in sorted(self._stored):
+            now = next((p for p in sorted(here) if p.endswith(f"/{held}") or held.endswith(f"/{p}")), None)
+            if now is not None:
+                raise InputError(
+                    f"source {self.name!r} has read {held!r}, which is {now!r} now, below {self._base}: the "
+                    "folder that holds all that is named; name what was named then, and read others under another name"
+                )
+
     def _list(self) -> None:
         """Files with something that was not read."""
         self._listed = time.monotonic()
         self._todo = []
         for partition, path in sorted(self._files()):
-            size, held = path.stat().st_size, position(self._stored.get(partition))
+            stat, held = path.stat(), position(self._stored.get(partition))
+            size = stat.st_size
+            if held.get("bad"):
+                if (size, stat.st_mtime_ns) != (held["size"], held.get("mtime_ns", stat.st_mtime_ns)):
+                    self._todo.append((partition, path))
+                continue
             if held and size < held["size"]:
                 raise StoreError(
                     f"{path} has {size} bytes, and had {held['size']} when it was read: it was replaced, and of what "
                     "it holds now nobody can tell what is in the store; give new events a new name"
                 )
             grown = not held or size > held.get("bytes", held["size"])
-            if grown and held and path.suffix in _TABLES and not held.get("bad"):
+            if grown and held and path.suffix in _TABLES:
                 raise StoreError(f"{path} has changed since it was read; give new events a file of their own")
             if grown or held.get("rows", 0) < held.get("of", 0):
                 self._todo.append((partition, path))
@@ -147,39 +178,45 @@ class FileSource:
     def _table(self, partition: str, path: Path, max_events: int) -> Batch | None:
         held = self._stored.get(partition)
         size = path.stat().st_size
-        if self._tables is None:
-            try:
+        try:
+            if self._tables is None:
                 self._tables = _tables(path, position(held).get("rows", 0), max_events)
-                table, of = next(self._tables, (None, 0))
-            except (pa.ArrowException, OSError, InputError) as e:
-                self._tables = None
-                return self._unreadable(partition, path, held, size, str(e))
-        else:
             table, of = next(self._tables, (None, 0))
+        except (pa.ArrowException, OSError, InputError) as e:
+            self._tables = None
+            if isinstance(e, OSError) and e.errno is not None:
+                # The disk, the network or the process is to blame, not what the file holds.
+                raise StoreError(f"cannot read {path}: {e}; see to that, and run it again") from e
+            return self._unreadable(partition, path, held, str(e))
         if table is None:
             self._tables = None
             if not position(held):
-                return self._batch(partition, held, {"rows": 0, "of": 0, "size": size}, pa.table({}), 0)
+                return self._batch(partition, path, held, {"rows": 0, "of": 0, "size": size}, pa.table({}), 0)
             return None
         first = position(held).get("rows", 0)
         after = {"rows": first + table.num_rows, "of": of, "size": size}
         if after["rows"] >= of:
             self._tables = None
             self._todo.pop(0)
-        return self._batch(partition, held, after, table, first)
+        return self._batch(partition, path, held, after, table, first)
 
-    def _unreadable(self, partition: str, path: Path, held: str | None, size: int, why: str) -> Batch | None:
-        """A file that is no such file is refused whole, and read again when it has changed."""
-        if self._follow and time.time() - path.stat().st_mtime < _SETTLE_S:
+    def _unreadable(self, partition: str, path: Path, held: str | None, why: str) -> Batch | None:
+        """A file that is no such file is refused from its first row that cannot be read on; when it has changed it is
+        read from there."""
+        stat, rows = path.stat(), position(held).get("rows", 0)
+        if self._follow and time.time() - stat.st_mtime < _SETTLE_S:
             return None
-        after = json.dumps({"bad": True, "size": size}, sort_keys=True)
+        at = {"rows": rows} if rows else {}
+        after = position_text(bad=True, size=stat.st_size, mtime_ns=stat.st_mtime_ns, **at)
         self._stored[partition] = after
         self._todo.pop(0)
-        reason = f"{path.name} cannot be read: {why.splitlines()[0][:200]}"
+        reason = f"{path.name} cannot be read{f' beyond row {rows}' if rows else ''}: {why.splitlines()[0][:200]}"
         refused = [Refused(Origin(partition, after, None), reason)]
         return Batch(pa.table({}), {partition: Move(held, after)}, _no_origin, refused)
 
-    def _batch(self, partition: str, held: str | None, after: dict[str, Any], table: pa.Table, first: int) -> Batch:
+    def _batch(
+        self, partition: str, path: Path, held: str | None, after: dict[str, Any], table: pa.Table, first: int
+    ) -> Batch:
         text = json.dumps(after, sort_keys=True)
         self._stored[partition] = text
         if not table.num_rows:
@@ -192,7 +229,7 @@ class FileSource:
             return Origin(partition, json.dumps({"row": first + row}), payload)
 
         if SOURCE_ID in self._added:
-            ids = pa.array([f"{partition}#{first + i}" for i in range(table.num_rows)], pa.string())
+            ids = pa.array([f"{path.absolute()}#{first + i}" for i in range(table.num_rows)], pa.string())
             table = table.append_column(SOURCE_ID, ids)
         moves = {partition: Move(held, text)}
         return Batch(table, moves, origin, n_bytes=table.nbytes, made_of_messages=False, how={"format": "json"})
@@ -217,7 +254,7 @@ class FileSource:
 
         table, rows = decoded.table, decoded.rows
         if SOURCE_ID in self._added:
-            ids = pa.array([f"{partition}#{at}+{i}" for i in rows], pa.string())
+            ids = pa.array([f"{path.absolute()}#{at}+{i}" for i in rows], pa.string())
             table = table.append_column(SOURCE_ID, ids)
         refused = [Refused(origin(row), why) for row, why in sorted(decoded.refused.items())]
         moves = {partition: Move(held, text)}

@@ -14,6 +14,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +34,39 @@ from thinrow.sources.wanted import added_by_source
 _POLL_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of one file from ``first`` on; ``at`` is how far the snapshot is read after them."""
+
+    table: pa.Table
+    first: int
+    at: dict[str, int]
+    path: str
+
+
 class IcebergSource:
     """See the module."""
 
     reads_ahead = False
 
-    def __init__(self, name: str, table: str | Path | Table) -> None:
-        """``table``: a pyiceberg table, its folder (whose newest metadata is read), or one metadata file.
+    def __init__(self, name: str, table: str | Path | Table, begin: str = "earliest") -> None:
+        """Args:
+        table: a pyiceberg table, its folder (whose newest metadata is read), or one metadata file.
+        begin: where no position is stored, "earliest" reads the whole table; "latest" what comes after its newest
+            snapshot, and the number of a snapshot what comes after that.
 
         Raises:
-            InputError: it is no Iceberg table.
+            InputError: it is no Iceberg table, or ``begin`` is none of these.
         """
+        if begin not in ("earliest", "latest") and not begin.isdecimal():
+            raise InputError(f"begin={begin!r}; it must be earliest, latest or the number of a snapshot")
         self.name = name
-        self._place = table
+        self._place, self._begin = table, begin
         self._table = self._load()
         self._stored: str | None = None
         self._todo: list[Snapshot] = []
-        self._batches: Iterator[tuple[pa.Table, int, str, int]] | None = None
+        self._batches: Iterator[_Part] | None = None
+        self._begins_at: int | None = None
         self._looked = 0.0
         self._added: list[str] = []
 
@@ -91,6 +108,11 @@ class IcebergSource:
         held = position(self._stored).get("snapshot")
         chain: list[Snapshot] = []
         snapshot = self._table.current_snapshot()
+        if self._stored is None and self._begin != "earliest":
+            # Of a table that is empty yet, all that comes is after its newest snapshot.
+            latest = None if snapshot is None else snapshot.snapshot_id
+            held = latest if self._begin == "latest" else int(self._begin)
+            self._begins_at = held
         while snapshot is not None and snapshot.snapshot_id != held:
             chain.insert(0, snapshot)
             parent = snapshot.parent_snapshot_id
@@ -105,11 +127,18 @@ class IcebergSource:
         if under_way is not None and (not chain or chain[0].snapshot_id != under_way):
             raise StoreError(f"snapshot {under_way} of {self._place}, of which a part was read, is not there any more")
         if held is not None and snapshot is None:
+            if self._stored is None:
+                raise InputError(f"begin={held}: {self._place} has no such snapshot among those before its newest")
             raise StoreError(f"snapshot {held} of {self._place}, up to which was read, is not there any more")
         self._todo = chain
 
     def read(self, max_events: int, timeout_s: float) -> Batch | None:
         """See ``Source``."""
+        if self._begins_at is not None:
+            # Stored before anything is read, or "latest" would be another snapshot the next time.
+            self._stored = json.dumps({"files": 0, "snapshot": self._begins_at}, sort_keys=True)
+            self._begins_at = None
+            return Batch(pa.table({}), {"": Move(None, self._stored)}, _no_origin)
         if not self._todo:
             if time.monotonic() - self._looked < _POLL_S:
                 time.sleep(min(timeout_s, _POLL_S))
@@ -119,18 +148,18 @@ class IcebergSource:
             snapshot = self._todo[0]
             held = self._stored
             if self._batches is None:
-                self._batches = self._rows(snapshot, position(held))
+                self._batches = self._rows(snapshot, position(held), max_events)
             found = next(self._batches, None)
             if found is not None:
-                return self._batch(held, snapshot, *found)
+                return self._batch(held, snapshot, found)
             self._batches = None
             self._todo.pop(0)
             self._stored = json.dumps({"files": 0, "snapshot": snapshot.snapshot_id}, sort_keys=True)
             return Batch(pa.table({}), {"": Move(held, self._stored)}, _no_origin)
         return None
 
-    def _rows(self, snapshot: Snapshot, held: dict[str, Any]) -> Iterator[tuple[pa.Table, int, str, int]]:
-        """Tables of the files that ``snapshot`` added, with the number of files read after each, and their names."""
+    def _rows(self, snapshot: Snapshot, held: dict[str, Any], max_events: int) -> Iterator[_Part]:
+        """The files that ``snapshot`` added, in parts of ``max_events`` rows."""
         operation = "append" if snapshot.summary is None else snapshot.summary.operation.value
         first_of_all = held.get("snapshot") is None
         if operation == "replace" and not first_of_all:
@@ -138,14 +167,22 @@ class IcebergSource:
         if operation not in ("append", "replace"):
             raise StoreError(
                 f"snapshot {snapshot.snapshot_id} of {self._place} is of kind {operation}: it takes rows away, and "
-                "events are not taken away by a source; correct them by events that supersede, or erase them"
+                "events are not taken away by a source; correct them by events that supersede, or erase them. To read "
+                f"what comes after it, under another name: iceberg:FOLDER?begin={snapshot.snapshot_id}"
             )
-        done = held.get("files", 0) if held.get("next") == snapshot.snapshot_id else 0
+        under_way = held.get("next") == snapshot.snapshot_id
+        done, rows = (held.get("files", 0), held.get("rows", 0)) if under_way else (0, 0)
         for number, file in enumerate(self._new_files(snapshot, everything=first_of_all)):
             if number < done:
                 continue
             scan = ArrowScan(self._table.metadata, self._table.io, self._table.schema(), AlwaysTrue())
-            yield scan.to_table([FileScanTask(file)]), number + 1, file.file_path, snapshot.snapshot_id
+            table = scan.to_table([FileScanTask(file)])
+            for first in range(rows, table.num_rows, max_events):
+                part = table.slice(first, max_events)
+                whole = first + part.num_rows == table.num_rows
+                at = {"files": number + 1} if whole else {"files": number, "rows": first + part.num_rows}
+                yield _Part(part, first, at, file.file_path)
+            rows = 0
 
     def _new_files(self, snapshot: Snapshot, *, everything: bool) -> list[Any]:
         found = []
@@ -161,22 +198,22 @@ class IcebergSource:
                     found.append(entry.data_file)
         return sorted(found, key=lambda f: f.file_path)
 
-    def _batch(
-        self, held: str | None, snapshot: Snapshot, table: pa.Table, files: int, path: str, number: int
-    ) -> Batch:
+    def _batch(self, held: str | None, snapshot: Snapshot, part: _Part) -> Batch:
         before = position(held).get("snapshot")
-        after = {"snapshot": before, "next": snapshot.snapshot_id, "files": files}
+        after = {"snapshot": before, "next": snapshot.snapshot_id, **part.at}
         self._stored = json.dumps(after, sort_keys=True)
-        plain, name = table, path.rpartition("/")[2]
+        plain, table, first = part.table, part.table, part.first
+        name = _below(part.path, self._table.location())
 
         def origin(row: int) -> Origin:
             event = plain.slice(row, 1).to_pylist()[0]
-            where = json.dumps({"snapshot": number, "file": name, "row": row}, sort_keys=True)
+            at = {"snapshot": snapshot.snapshot_id, "file": name, "row": first + row}
+            where = json.dumps(at, sort_keys=True)
             return Origin("", where, json.dumps(event, default=str).encode())
 
         if SOURCE_ID in self._added:
             table = table.append_column(
-                SOURCE_ID, pa.array([f"{name}#{i}" for i in range(table.num_rows)], pa.string())
+                SOURCE_ID, pa.array([f"{name}#{first + i}" for i in range(table.num_rows)], pa.string())
             )
         return Batch(
             table,
@@ -192,7 +229,7 @@ class IcebergSource:
 
     def ended(self) -> bool:
         """See ``Source``."""
-        return not self._todo
+        return not self._todo and self._begins_at is None
 
     def lag(self) -> int | None:
         """Snapshots that were not read."""
@@ -200,6 +237,12 @@ class IcebergSource:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _below(path: str, location: str) -> str:
+    """A file's path below its table: the base name alone may be that of many files, as of Hive partitions."""
+    folder = f"{location.rstrip('/')}/"
+    return path.removeprefix(folder) if path.startswith(folder) else path
 
 
 def _version(path: Path) -> tuple[int, float]:

@@ -143,6 +143,7 @@ class Ingest:
         return self.report
 
     def _read_and_append(self, follow: bool, stop: threading.Event) -> None:
+        self.letters.withdraw(self._source.name, self._positions)
         self._source.start(self._schema, self._positions)
         while not stop.is_set():
             self._refresh_schema()
@@ -180,9 +181,8 @@ class Ingest:
             user = table.column(schema.user_column)[row].as_py()
             known = user if isinstance(user, str if schema.user_kind == "string" else int) else None
             refused.append(self._letter(batch, batch.origin(row), why, known))
-        self.letters.add(refused)
         advances = [Advance(self._source.name, p, m.before, m.after) for p, m in batch.moves.items()]
-        done = self._append(batch, found, advances)
+        done = self._append(batch, found, advances, refused)
         if done is None:
             self.report = replace(self.report, conflicts=self.report.conflicts + 1)
             self._source.start(self._schema, self._positions)
@@ -201,14 +201,14 @@ class Ingest:
         )
 
     def _append(
-        self, batch: Batch, found: Screened, advances: Sequence[Advance]
+        self, batch: Batch, found: Screened, advances: Sequence[Advance], refused: Sequence[Letter]
     ) -> tuple[npt.NDArray[np.bool_], int] | None:
         """As ``append_screened``, when the store takes more again; None where another reader was first, or where the
         batch is let go of: it is read again, from the stored position."""
         began, pause_s = time.monotonic(), 0.05
         while True:
             try:
-                return append_screened(self._store, found, advances, lambda rows: self._refuse(batch, found, rows))
+                return self._append_once(batch, found, advances, refused)
             except PositionConflict:
                 return None
             except (Overloaded, Unacknowledged) as e:
@@ -224,13 +224,23 @@ class Ingest:
                 began += waited
                 self.report = replace(self.report, waited_s=self.report.waited_s + waited)
 
-    def _refuse(self, batch: Batch, found: Screened, rows: dict[int, str]) -> None:
-        self.letters.add(
-            [
-                self._letter(batch, batch.origin(int(found.rows[r])), why, plain(found.events.users[r]))
-                for r, why in sorted(rows.items())
-            ]
-        )
+    def _append_once(
+        self, batch: Batch, found: Screened, advances: Sequence[Advance], refused: Sequence[Letter]
+    ) -> tuple[npt.NDArray[np.bool_], int]:
+        """Append, and write letters, which stay only where the batch may have happened: whoever reads it again may take
+        them in."""
+        with self.letters.beside() as letters:
+            letters.add(refused)
+
+            def refuse(rows: dict[int, str]) -> None:
+                where = {r: batch.origin(int(found.rows[r])) for r in sorted(rows)}
+                letters.add([self._letter(batch, o, rows[r], plain(found.events.users[r])) for r, o in where.items()])
+
+            try:
+                return append_screened(self._store, found, advances, refuse)
+            except (PositionConflict, Overloaded):
+                letters.drop()
+                raise
 
     def _letter(self, batch: Batch, origin: Origin, reason: str, user: int | str | None = None) -> Letter:
         return Letter(
@@ -243,6 +253,7 @@ class Ingest:
             batch.how,
             user,
             self._clock(),
+            None if (move := batch.moves.get(origin.partition)) is None else move.before or "",
         )
 
 

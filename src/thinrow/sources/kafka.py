@@ -183,7 +183,7 @@ class KafkaSource:
             text = stored.get(str(part.partition))
             held = position(text)
             self._stored[part.partition] = text
-            if held and held.get("topic", "") == self._topic:
+            if held and _may_be(held.get("topic", ""), self._topic):
                 offset = int(held["offset"])
             elif held:
                 # Another topic under this name: nothing of it is in the store.
@@ -216,7 +216,11 @@ class KafkaSource:
         """Some brokers do not answer at all where they are asked for what is beyond their end."""
         for partition, offset in self._next.items():
             part = ck.TopicPartition(self._options.topic, partition)
-            low, high = self._consumer.get_watermark_offsets(part, cached=True)
+            try:
+                low, high = self._consumer.get_watermark_offsets(part, cached=True)
+            except ck.KafkaException:
+                # Asked again when there is nothing again.
+                continue
             if 0 <= high < offset:
                 self._lost = self._gap(partition, offset, max(low, 0), high)
 
@@ -255,10 +259,10 @@ class KafkaSource:
             time.sleep(0.1)
             return
         self._checked = time.monotonic()
-        if found != self._topic or again:
-            self._topic = found
-            if self._next:
-                self._assign([ck.TopicPartition(self._options.topic, p) for p in list(self._next)])
+        another = not _may_be(self._topic, found)
+        self._topic = found
+        if (another or again) and self._next:
+            self._assign([ck.TopicPartition(self._options.topic, p) for p in list(self._next)])
 
     def _batch(self, messages: Sequence[Any]) -> Batch | None:
         errors = list(map(_ERROR, messages))
@@ -325,7 +329,7 @@ class KafkaSource:
         if code == ck.KafkaError._PARTITION_EOF:
             self._at_end.add(partition)
         elif code in (ck.KafkaError._AUTO_OFFSET_RESET, ck.KafkaError.OFFSET_OUT_OF_RANGE):
-            if self._topic_id() != self._topic:
+            if not _may_be(self._topic, self._topic_id()):
                 self._suspect = True
                 return
             self._lost = self._gap(partition, self._next.get(partition, -1), *self._end(partition))
@@ -381,6 +385,11 @@ class KafkaSource:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
+
+
+def _may_be(topic: str, other: str) -> bool:
+    """Whether two ids may be of one topic: a broker that knows no ids gives none, and some one day learn them."""
+    return topic == other or not topic or not other
 
 
 def _origin(message: Any, topic: str) -> Origin:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +17,7 @@ import pyarrow.csv as pa_csv
 
 from thinrow.core.errors import InputError, SchemaError
 from thinrow.sources.decode import Decoded, JsonDecoder
-from thinrow.sources.wanted import Wanted
+from thinrow.sources.wanted import Wanted, as_numbers
 
 
 class Lines(Protocol):
@@ -54,7 +54,8 @@ class JsonLines:
 
 
 def _filled(data: bytes) -> list[bytes]:
-    lines = data.split(b"\n")
+    # A mark of byte order, as some editors begin a file.
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     return lines if all(lines) else [line for line in lines if line.strip()]
 
 
@@ -81,14 +82,15 @@ class CsvLines:
         if not body.strip():
             return Decoded(pa.table({n: pa.array([], k[0]) for n, k in (wanted or {}).items()}), [], {})
         wrong: list[tuple[int, str]] = []
-        texts = self._texts(body, names, wrong)
+        texts, unreadable = self._texts(body, names, wrong)
         refused = {number: f"{text!r:.80} has another number of values than the header" for number, text in wrong}
         kept = [i for i in range(texts.num_rows + len(wrong)) if i not in refused]
         self._last, self._bad = texts, {number: text.encode() for number, text in wrong}
         self._kept = {row: i for i, row in enumerate(kept)}
         if wanted is None:
             return Decoded(pa_csv.read_csv(pa.BufferReader(self._typed(texts))), kept, refused)
-        table, good, bad = self._cast(texts, wanted)
+        bad = {row: f"column {name!r} is no UTF-8" for name in wanted for row in unreadable.get(name, ())}
+        table, good = self._cast(texts, wanted, bad)
         refused |= {kept[i]: why for i, why in bad.items()}
         return Decoded(table, [kept[i] for i in good], refused)
 
@@ -101,21 +103,30 @@ class CsvLines:
 
     def _header(self) -> list[str]:
         with self._path.open("rb") as file:
-            line = file.readline()
+            line = file.readline().rstrip(b"\r\n")
         if not line.strip():
             raise InputError(f"{self._path} has no header line; the first line names the columns")
         options = pa_csv.ParseOptions(delimiter=self._delimiter)
-        names: list[str] = pa_csv.read_csv(pa.BufferReader(line), parse_options=options).column_names
+        try:
+            names: list[str] = pa_csv.read_csv(pa.BufferReader(line + b"\n"), parse_options=options).column_names
+        except (pa.ArrowException, UnicodeDecodeError) as e:
+            raise InputError(f"{self._path} has a header line that is no CSV: {e}; mend it") from e
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SchemaError(f"{self._path} names column {twice[0]!r} twice in its header; rename one of them")
         return names
 
-    def _texts(self, body: bytes, names: list[str], wrong: list[tuple[int, str]]) -> pa.Table:
-        """All values as text; records of another number of values go to ``wrong``, with their number."""
+    def _texts(
+        self, body: bytes, names: list[str], wrong: list[tuple[int, str]]
+    ) -> tuple[pa.Table, dict[str, list[int]]]:
+        """All values as text, and the rows of each column whose bytes are none (they stand there with escapes); records
+        of another number of values go to ``wrong``, with their number."""
 
         def refuse(row: pa_csv.InvalidRow) -> str:
             wrong.append((row.number - 1, row.text))
             return "skip"
 
-        return pa_csv.read_csv(
+        raw = pa_csv.read_csv(
             pa.BufferReader(body),
             # Of several threads a record does not know its number.
             read_options=pa_csv.ReadOptions(
@@ -125,15 +136,29 @@ class CsvLines:
                 delimiter=self._delimiter, newlines_in_values=b'"' in body, invalid_row_handler=refuse
             ),
             convert_options=pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()),
+                # A byte that is no text is the fault of its row, not of the file.
+                column_types=dict.fromkeys(names, pa.binary()),
+                check_utf8=False,
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,
                 null_values=[""],
             ),
         )
+        unreadable: dict[str, list[int]] = {}
+        for i, name in enumerate(names):
+            try:
+                texts = pc.cast(raw.column(i), pa.string())
+            except pa.ArrowException:
+                values = [None if v is None else v.decode(errors="backslashreplace") for v in raw.column(i).to_pylist()]
+                unreadable[name] = [
+                    row for row, v in enumerate(raw.column(i)) if v.is_valid and not _is_text(v.as_py())
+                ]
+                texts = pa.array(values, pa.string())
+            raw = raw.set_column(i, name, texts)
+        return raw, unreadable
 
-    def _cast(self, texts: pa.Table, wanted: Wanted) -> tuple[pa.Table, list[int], dict[int, str]]:
-        bad: dict[int, str] = {}
+    def _cast(self, texts: pa.Table, wanted: Wanted, bad: dict[int, str]) -> tuple[pa.Table, list[int]]:
+        """Columns as wanted of the rows that are not ``bad``, to which those are added that have no such values."""
         columns = {}
         for name, kinds in wanted.items():
             column = texts.column(name).combine_chunks()
@@ -141,28 +166,20 @@ class CsvLines:
             try:
                 columns[name] = pc.cast(column, kind)
             except pa.ArrowException:
-                cells: list[pa.Scalar] = []
-                for i, value in enumerate(column):
-                    try:
-                        cells.append(pc.cast(value, kind).as_py())
-                    except pa.ArrowException:
-                        bad.setdefault(i, f"column {name!r} is {value.as_py()!r:.80}, no {kind}")
-                        cells.append(None)
-                columns[name] = pa.array(cells, kind)
+                columns[name] = _cell_by_cell(name, column, kind, kinds, bad)
         table = pa.table(columns)
         good = [i for i in range(texts.num_rows) if i not in bad]
-        return (table if not bad else table.take(pa.array(good))), good, bad
+        return (table if not bad else table.take(pa.array(good, pa.int64()))), good
 
     def _choose(self, name: str, kinds: Sequence[pa.DataType], column: pa.Array) -> pa.DataType:
-        """What the first value is."""
-        first = next((v for v in column if v.is_valid), None)
-        for kind in kinds if first is not None else ():
-            try:
-                pc.cast(first, kind)
-            except pa.ArrowException:
-                continue
-            self._types[name] = kind
-            return kind
+        """What the first value is that is any of them."""
+        if len(kinds) == 1:
+            return kinds[0]
+        for value in column:
+            for kind in kinds if value.is_valid else ():
+                if _cell(value, kind) is not None:
+                    self._types[name] = kind
+                    return kind
         return kinds[0]
 
     def _typed(self, texts: pa.Table) -> bytes:
@@ -177,3 +194,37 @@ class CsvLines:
             return self._bad[row]
         assert self._last is not None
         return json.dumps(self._last.slice(self._kept[row], 1).to_pylist()[0]).encode()
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _cell(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar | None:
+    try:
+        return pc.cast(value, kind)
+    except pa.ArrowException:
+        return None
+
+
+def _cell_by_cell(
+    name: str, column: pa.Array, kind: pa.DataType, kinds: Sequence[pa.DataType], bad: dict[int, str]
+) -> pa.Array:
+    """The column, each value as ``kind`` or else as another of ``kinds``; as numbers where several were needed."""
+    cells: dict[pa.DataType, list[Any]] = {}
+    for i, value in enumerate(column):
+        as_one = ((k, _cell(value, k)) for k in (kind, *(k for k in kinds if k != kind)))
+        of, cell = next(((k, c) for k, c in as_one if c is not None), (kind, None))
+        if cell is None:
+            bad.setdefault(i, f"column {name!r} is {value.as_py()!r:.80}, no {kind}")
+        elif value.is_valid:
+            cells.setdefault(of, [None] * len(column))[i] = cell.as_py()
+    arrays = [pa.array(values, of) for of, values in cells.items()] or [pa.nulls(len(column), kind)]
+    if len(arrays) == 1:
+        return arrays[0]
+    numbers = [as_numbers(pa.table({name: array})).column(name).combine_chunks() for array in arrays]
+    return pc.coalesce(*numbers)

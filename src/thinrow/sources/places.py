@@ -5,6 +5,7 @@ Worked example::
     kafka://b1:9092,b2:9092/clicks?format=avro&registry=http://registry:8081&group=shop
     kafka://b1:9092/clicks?partitions=0,1&begin=latest&config.security.protocol=SSL
     iceberg:warehouse/db/events          iceberg:warehouse/db/events/metadata/00003-....metadata.json
+    iceberg:warehouse/db/events?begin=latest
     logs/    events.csv
 """
 
@@ -127,5 +128,9 @@ def _settings(path: Path) -> dict[str, str]:
 def _iceberg(url: str, name: str | None) -> Source:
     from thinrow.sources.iceberg import IcebergSource
 
-    place = url.removeprefix(_ICEBERG)
-    return IcebergSource(name or str(Path(os.path.abspath(place))), place)
+    place, _, query = url.removeprefix(_ICEBERG).partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(set(options) - {"begin"})
+    if unknown:
+        raise InputError(f"option {unknown[0]!r} of {url} is not known; known: begin")
+    return IcebergSource(name or str(Path(os.path.abspath(place))), place, options.get("begin", "earliest"))

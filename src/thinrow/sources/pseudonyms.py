@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from thinrow.core.errors import InputError
+from thinrow.core.errors import InputError, UserKindError
 from thinrow.core.users import UserKind
 
 MIN_KEY_BYTES = 16
@@ -75,10 +75,20 @@ class Pseudonyms:
         """``table`` with pseudonyms of ``kind`` in place of the ids in ``column``; nulls stay null.
 
         Of an integer the text is its decimal form: 5 and "5" are one user.
+
+        Raises:
+            UserKindError: the ids are neither integers nor texts.
         """
         if column not in table.column_names:
             return table
         at = table.column_names.index(column)
+        of = table.schema.field(at).type
+        plain = of.value_type if pa.types.is_dictionary(of) else of
+        kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+        if not any(is_kind(plain) for is_kind in kinds):
+            raise UserKindError(
+                f"user column {column!r} is {of}; pseudonyms are made of integers and texts, which have one form a user"
+            )
         ids = pc.cast(table.column(column), pa.string()).combine_chunks().dictionary_encode()
         names = self.of(ids.dictionary.to_pylist(), kind)
         return table.set_column(at, column, names.take(ids.indices))

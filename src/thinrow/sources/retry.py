@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from thinrow.core.clock import Clock, system_clock
 from thinrow.core.errors import InputError, UnknownEventError
+from thinrow.core.units import NEVER
 from thinrow.history.dead_letters import SOURCE, Letter, Retry
 from thinrow.history.recent.tier import Advance
 from thinrow.history.store import HistoryStore
@@ -40,11 +42,14 @@ def retry_letters(
     store: HistoryStore,
     pseudonyms: Pseudonyms | None = None,
     decoder_of: Callable[[Mapping[str, str]], Decoder] = make_decoder,
+    max_future_ms: int | None = None,
+    clock: Clock = system_clock,
 ) -> RetryReport:
     """Take in what can be taken in now; killed at any moment, the same call goes on.
 
     Args:
         decoder_of: makes a decoder of a letter's ``how``.
+        max_future_ms: events later than the clock by more stay; None for no bound.
 
     Raises:
         StoreError: store or registry refuse; nothing has changed.
@@ -58,7 +63,7 @@ def retry_letters(
         table, tried, stay = decode_letters(retry.letters, schema, decoder_of)
         if pseudonyms is not None:
             table = pseudonyms.apply(table, schema.user_column, schema.user_kind)
-        found = screen(table, schema)
+        found = screen(table, schema, NEVER if max_future_ms is None else clock() + max_future_ms)
         stay += [replace(tried[row], reason=why) for row, why in found.refused.items()]
         return _append(store, retry, found.events, [tried[i] for i in found.rows.tolist()], stay, found.repeated)
 

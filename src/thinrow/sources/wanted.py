@@ -6,6 +6,7 @@ or datetimes; an ``int8`` column may come as booleans.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, TypeAlias
@@ -89,21 +90,22 @@ def added_by_source(schema: EventSchema) -> list[str]:
 
 
 def choose(types: Sequence[pa.DataType], values: Iterable[Any]) -> pa.DataType | None:
-    """Which of ``types`` the Python ``values`` are of; None where all are None."""
-    for value in values:
-        if value is None:
-            continue
-        for kind in types:
-            if isinstance(value, bool):
-                fits = pa.types.is_boolean(kind)
-            elif isinstance(value, (str, datetime, date)):
-                fits = pa.types.is_timestamp(kind)
-            else:
-                fits = not pa.types.is_timestamp(kind) and not pa.types.is_boolean(kind)
-            if fits:
-                return kind
-        return types[0]
-    return None
+    """Which of ``types`` most of the Python ``values`` are of; None where all are None."""
+    seen = Counter(_kind_of(types, value) for value in values if value is not None)
+    return seen.most_common(1)[0][0] if seen else None
+
+
+def _kind_of(types: Sequence[pa.DataType], value: Any) -> pa.DataType:
+    for kind in types:
+        if isinstance(value, bool):
+            fits = pa.types.is_boolean(kind)
+        elif isinstance(value, (str, datetime, date)):
+            fits = pa.types.is_timestamp(kind)
+        else:
+            fits = not pa.types.is_timestamp(kind) and not pa.types.is_boolean(kind)
+        if fits:
+            return kind
+    return types[0]
 
 
 def table_of_rows(rows: Sequence[Mapping[str, Any]], wanted: Wanted) -> tuple[pa.Table, list[int], dict[int, str]]:

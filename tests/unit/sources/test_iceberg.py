@@ -9,7 +9,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from thinrow.core.errors import InputError, StoreError
 from thinrow.history.store import HistoryStore
 from thinrow.schema import EventSchema
-from thinrow.sources.iceberg import IcebergSource
+from thinrow.sources.iceberg import IcebergSource, _below
 from thinrow.sources.ingest import Ingest, IngestOptions
 from thinrow.sources.places import open_source
 
@@ -96,3 +96,42 @@ def test_what_is_no_table_is_refused(tmp_path):
     (tmp_path / "a.metadata.json").write_text("{}")
     with pytest.raises(InputError, match="not the metadata"):
         IcebergSource("t", tmp_path / "a.metadata.json")
+
+
+def test_a_table_with_an_overwrite_in_its_past_is_followed_from_a_later_snapshot(store, table):
+    table.append(rows(0, 10))
+    table.overwrite(rows(10, 20))
+    with pytest.raises(StoreError, match=r"begin=\d+"):
+        run(store, table)
+    place = f"iceberg:{folder_of(table)}?begin="
+    begun = lambda begin, name: Ingest(store, open_source([place + begin], name)).run().events  # noqa: E731
+    assert (begun("latest", "new"), begun(str(table.current_snapshot().snapshot_id), "numbered")) == (0, 0)
+    table.append(rows(20, 30))
+    assert (begun("latest", "new"), items(store)) == (10, [*range(10), *range(20, 30)])
+    assert begun("latest", "newer") == 0
+    for wrong in ("7", "first"):
+        with pytest.raises(InputError, match=f"begin='?{wrong}"):
+            begun(wrong, "wrong")
+    with pytest.raises(InputError, match="option 'start'"):
+        open_source([f"iceberg:{folder_of(table)}?start=1"])
+
+
+def test_a_large_file_comes_in_parts(store, table):
+    table.append(rows(0, 10))
+    for most in (1, 3, 4):
+        with HistoryStore.create(store.path.parent / f"s{most}", store.schema, 1, sync=False) as other:
+            for _ in range(12):
+                stop = threading.Event()
+                Ingest(
+                    other,
+                    open_source([f"iceberg:{folder_of(table)}"]),
+                    IngestOptions(batch_events=most),
+                    progress=lambda report, stop=stop: stop.set() if report.batches else None,
+                ).run(stop=stop)
+            assert items(other) == list(range(10))
+            assert other.recent.positions(folder_of(table))[""].count("rows") == 0
+
+
+def test_files_of_one_name_are_told_apart_by_their_path():
+    assert _below("file:///w/t/data/p=1/0.parquet", "file:///w/t") == "data/p=1/0.parquet"
+    assert _below("s3://other/p=1/0.parquet", "file:///w/t") == "s3://other/p=1/0.parquet"

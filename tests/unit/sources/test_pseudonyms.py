@@ -6,7 +6,9 @@ import json
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
+from thinrow.cli.main import cli
 from thinrow.core.errors import InputError
 from thinrow.history.store import HistoryStore
 from thinrow.schema import EventSchema
@@ -74,3 +76,30 @@ def test_pseudonyms_begin_with_the_first_event(tmp_path):
         store.append(pa.table({"user": [1], "ts": [1]}))
         with pytest.raises(InputError, match="as they came"):
             Ingest(store, FileSource("f", [tmp_path / "a.jsonl"]), IngestOptions(pseudonyms=Pseudonyms(KEY)))
+
+
+def test_commands_that_name_users_ask_for_the_key(tmp_path):
+    schema = EventSchema.infer(
+        pa.schema({"user": pa.int64(), "ts": pa.int64(), "item": pa.int64()}), user="user", time="ts"
+    )
+    (tmp_path / "key").write_bytes(KEY)
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(json.dumps({"user": 7, "ts": i, "item": i}) for i in (1, 2)) + '\n{"user":7'
+    )
+    with HistoryStore.create(tmp_path / "s", schema, 4, sync=False) as store:
+        Ingest(store, FileSource("f", [tmp_path / "a.jsonl"]), IngestOptions(pseudonyms=Pseudonyms(KEY))).run()
+        assert store.dead_letters.count() == 1
+        name = str(store.users()[0])
+
+    def ask(*words):
+        return CliRunner().invoke(cli, [words[0], "--store", str(tmp_path / "s"), *words[1:]], standalone_mode=False)
+
+    for command in ("read", "inspect", "erase"):
+        assert "--as-stored" in str(ask(command, "7").exception)
+    key = ["--pseudonyms", str(tmp_path / "key")]
+    assert ask("read", "7", *key).output.count("\n") == ask("read", name, "--as-stored").output.count("\n") == 2
+    assert "2 recent" in ask("inspect", "7", *key).output
+    assert ask("erase", "7", *key, "--grace", "0").exception is None
+    with HistoryStore.open(tmp_path / "s") as store:
+        assert store.dead_letters.count() == 0
+        assert store.read(Pseudonyms(KEY).of(["7"], "int64").to_pylist(), 1 << 60).histories.lengths().tolist() == [0]
