@@ -30,8 +30,9 @@ def read(path: Path) -> list[Line]:
 
 def write(page: Path, lines: Sequence[Line], images: Path) -> None:
     """Bring the page's blocks up to date, and its plots in the folder ``images``."""
-    page.write_text(_BLOCK.sub(lambda m: _block(m[1], m[2].split(), lines), page.read_text()))
-    for data in sorted({f["data"] for f in lines}):
+    text = page.read_text()
+    page.write_text(_BLOCK.sub(lambda m: _block(m[1], m[2].split(), lines), text))
+    for data in (m[2] for m in _BLOCK.finditer(text) if m[1] == "length"):
         (images / f"quality-length-{data}.svg").write_text(plot(data, lines))
 
 
@@ -82,7 +83,7 @@ def _change(before: Sequence[Line], after: Sequence[Line], name: str) -> str:
         return ""
     mean, half = interval(changes)
     if math.isnan(half):
-        return f"{mean:+.1f}% (one seed)" if len(before) == 1 and before[0]["model"] != "best" else f"{mean:+.1f}%"
+        return f"{mean:+.1f}%" if before[0]["model"] == "best" else f"{mean:+.1f}% (one seed)"
     text = f"{mean:+.1f}% ± {half:.1f} ({len(changes)} seeds)"
     return f"**{text}**" if abs(mean) > half else text
 

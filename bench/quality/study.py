@@ -212,7 +212,8 @@ def _scale(data: str) -> Iterator[_Variant]:
         rotated = (f"{_M}time_pairs=2", f"{_M}position_pairs=2") if width == 16 else ()
         yield "mtgr", 256, (*rotated, f"{_M}width={width}"), {}
     for n in LENGTHS:
-        yield "mtgr", n, (), {}
+        if n != 256:
+            yield "mtgr", n, (), {}
 
 
 _VARIANTS = {"length": _length, "mtgr": _mtgr, "argus": _argus, "shared": _shared, "scale": _scale}

@@ -375,6 +375,19 @@ def test_a_table_is_read_as_before_when_its_store_has_twice_the_buckets(world):
 BUDGET = BatchBudget(limit=400, pair=1 / 64, max_events=350)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_budget_counts_the_lengths_that_were_drawn(world, shared):
+    budget = BatchBudget(limit=60, shared=shared)
+    store, table = world[:2]
+    settings = {**SMALL, "block": 6, "budget": budget}
+    drawn = list(loader(store, table, **settings, projection=Projection(max_len=30, shortest=2)))
+    longest = list(loader(store, table, **settings, projection=Projection(max_len=30)))
+    assert len(drawn) < len(longest)
+    assert sorted(i for b in drawn for i in b.request_id) == sorted(i for b in longest for i in b.request_id)
+    if not shared:
+        assert all(b.histories.lengths().sum() <= budget.limit or len(b) == 1 for b in drawn)
+
+
 @pytest.mark.parametrize(
     "budget", [BUDGET, BatchBudget(limit=150), BatchBudget(limit=60, by_length=True, shared=False)]
 )

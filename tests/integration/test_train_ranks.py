@@ -207,6 +207,36 @@ def test_a_rank_that_is_killed_is_named_by_all_others(world: World, tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_killed_ends_a_run_of_shared_dense_weights(world: World, tmp_path: Path) -> None:
+    config = world_config("hstu", checkpoint_every=2)
+    with GlooProcesses(2) as processes:
+        processes.start(2, partial(train_world, out=tmp_path, die_at=6, shard_dense=True), world, config)
+        assert isinstance(processes.result(0), RankLost)
+    one, _ = train_world(None, world, config)
+    alone, _ = train_world(None, world, config, out=tmp_path, resume=True)
+    assert 6 <= len(alone.losses) <= 8
+    close(alone, one, 10 - len(alone.losses))
+
+
+def test_prefetched_keys_of_a_step_that_looks_nothing_up_are_dropped() -> None:
+    def job(ranks: Ranks) -> list[float]:
+        table = DynamicTable(2)
+        model = torch.nn.ModuleList([Embedding(table), EmbeddingBag(table)])
+        spread(model, table, ranks)
+        single, bag = model
+        for child in model:
+            child.prefetch(torch.tensor([5 + ranks.rank]))
+            child.forget()
+            child.forget()
+        found = single(torch.tensor([7])), bag(torch.tensor([7]), torch.tensor([0, 1]))
+        return [float(vectors.detach()[0, 0]) for vectors in found]
+
+    found = run_threads(2, job)
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][1] != 0
+
+
+@pytest.mark.slow
 def test_the_command_under_torchrun(world: World, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from thinrow.testing.rankers import world_config\n\ndef small():\n    return world_config('dlrm')\n"

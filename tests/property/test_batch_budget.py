@@ -243,3 +243,11 @@ def test_bad_budgets_are_named() -> None:
         BudgetOrder(order, BatchBudget(5), sizes, None)
     with pytest.raises(InputError, match="sizes of 3 rows for a table of 4"):
         BudgetOrder(VirtualOrder(SplitManifest("table", 1, (4,), 2), 0, 1, 1, None, 1), BatchBudget(5), sizes, None)
+
+
+def test_a_user_holds_what_its_drawn_windows_reach_over():
+    sizes = RowSizes(np.int32([10, 12, 5]), np.int32([0, 0, 1]), 2, np.int32([4, 3, 5]))
+    # Events 6 to 9 and 9 to 11 of the first user, all five of the second.
+    assert sizes.held(np.arange(3), 9, np.array([0, 2])).tolist() == [6, 5]
+    assert sizes.held(np.arange(3), 9, None).tolist() == [4, 3, 5]
+    assert sizes.fingerprint() != RowSizes(sizes.events, sizes.users, 2).fingerprint()

@@ -27,9 +27,11 @@ import pyarrow.compute as pc
 
 from thinrow.core.errors import InputError
 from thinrow.examples.layout import load_int64
+from thinrow.schema import Projection
 
-#: Stored columns that sizes are made of.
+#: Stored columns that sizes are made of, and those that drawn lengths are made of beside them.
 SIZE_COLUMNS = ("user_id", "v_seq_len", "recent_event_ts")
+DRAW_COLUMNS = ("request_ts", "v_checksum")
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -41,7 +43,8 @@ class BatchBudget:
     history, or, with ``shared=False``, each example.
 
     A unit with m events and k examples costs ``row * k + event * m + pair * m**2``. The m of a user is the longest
-    history among its examples and, under ``max_len``, what their windows reach over. Counts are those that were logged:
+    history among its examples and, under ``max_len``, what their windows reach over, of drawn lengths
+    (``Projection.shortest``) those that were drawn. Counts are those that were logged:
     with a horizon a batch holds less, with late events, which only some of a user's examples see, a little more.
 
     Attributes:
@@ -88,16 +91,20 @@ class RowSizes:
         events: (n,) int32 how many events an example saw.
         users: (n,) int32 the number of its user, in [0, n_users).
         n_users: how many numbers there are.
+        reads: (n,) int32 of these events, those that it reads where lengths are drawn; None where they are not.
     """
 
     events: npt.NDArray[np.int32]
     users: npt.NDArray[np.int32]
     n_users: int
+    reads: npt.NDArray[np.int32] | None = None
 
     def fingerprint(self) -> str:
         """16 hex digits; equal sizes have equal ones."""
         found = hashlib.sha256(self.events.tobytes())
         found.update(self.users.tobytes())
+        if self.reads is not None:
+            found.update(self.reads.tobytes())
         return found.hexdigest()[:16]
 
     def held(self, rows: Ints, max_len: int | None, starts: Ints | None) -> Ints:
@@ -109,19 +116,27 @@ class RowSizes:
             starts: (U,) where units begin in ``rows``; None for one an example.
         """
         seen = self.events[rows].astype(np.int64)
+        if self.reads is not None:
+            read: Ints = self.reads[rows].astype(np.int64)
+        else:
+            read = seen if max_len is None else np.minimum(seen, max_len)
         if starts is None:
-            return seen if max_len is None else np.minimum(seen, max_len)
+            return read
         if not len(starts):
             return np.empty(0, np.int64)
         longest: Ints = np.maximum.reduceat(seen, starts)
-        reach = longest if max_len is None else longest - np.minimum.reduceat(seen, starts) + max_len
-        return np.minimum(longest, reach)
+        return longest - np.minimum.reduceat(seen - read, starts)
 
 
 def state_of(budget: BatchBudget, max_len: int | None, sizes: str) -> dict[str, Any]:
     """What a state of the reader says of its budget; two orders are the same where it is."""
     names = ("limit", "event", "pair", "row", "max_events", "by_length", "shared")
     return {n: getattr(budget, n) for n in names} | {"max_len": max_len, "sizes": sizes}
+
+
+def row_draws(rows: pa.Table, projection: Projection) -> Ints:
+    """(n,) how many of their newest events n stored rows read, which have ``DRAW_COLUMNS``."""
+    return projection.drawn(load_int64(rows["request_ts"]), load_int64(rows["v_checksum"]).view(np.uint64))
 
 
 def row_sizes(rows: pa.Table) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:

@@ -442,6 +442,6 @@ def _over(
         shared_bytes=spec.cache_bytes,
         skip_damaged=spec.on_poison != "fail",
     )
-    order = spec.order(source.split_rows, None if spec.budget is None else source.sizes())
+    order = spec.order(source.split_rows, None if spec.budget is None else source.sizes(spec.projection))
     hold, count = partial(_held, generation), partial(count_read, generation, spec.projection)
     return Loader(spec, source, hold=hold, order=order, count=count, **rest)

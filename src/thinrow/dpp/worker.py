@@ -21,7 +21,7 @@ import pyarrow as pa
 from thinrow.core.errors import CorruptionError, Erased, InputError, ObjectNotFound, StoreNotFound
 from thinrow.core.users import plain
 from thinrow.dpp.batch import Batch
-from thinrow.dpp.budget import SIZE_COLUMNS, RowSizes, row_sizes
+from thinrow.dpp.budget import DRAW_COLUMNS, SIZE_COLUMNS, RowSizes, row_draws, row_sizes
 from thinrow.dpp.order import Base, Order
 from thinrow.dpp.poison import Poisoned, halve, told
 from thinrow.dpp.row_filter import RowFilter
@@ -126,13 +126,14 @@ class TableSource:
     def history_names(self, projection: Projection) -> Collection[str]:
         return {c.name for c in projection.resolve(self._generation.schema)}
 
-    def sizes(self) -> RowSizes:
-        """How many events each row saw, by what was logged, and whose it is; reads three columns of the table.
+    def sizes(self, projection: Projection) -> RowSizes:
+        """How many events each row saw, by what was logged, and whose it is; reads three columns of the table, and two
+        more where the projection draws lengths.
 
         Raises:
             Erased: rows of the snapshot were erased, so that it cannot be told how batches were cut.
         """
-        return self._view.sizes(self._skip_damaged)
+        return self._view.sizes(self._skip_damaged, projection)
 
     def examples(self, split: int, first_row: int, stop_row: int) -> tuple[ExampleBatch, Ints]:
         while True:
@@ -251,9 +252,11 @@ class _View:
             parts.append(self._table.read_bucket(split, self.snapshot_id, start=0, stop=0))
         return ExampleBatch.concat(parts), rows
 
-    def sizes(self, skip_damaged: bool) -> RowSizes:
+    def sizes(self, skip_damaged: bool, projection: Projection) -> RowSizes:
         """See ``TableSource.sizes``."""
         events, users, n_users = [np.empty(0, np.int32)], [np.empty(0, np.int32)], 0
+        drawn, reads = projection.shortest is not None, [np.empty(0, np.int32)]
+        columns = (*SIZE_COLUMNS, *(DRAW_COLUMNS if drawn else ()))
         for bucket, split in enumerate(self.splits):
             if split.present is not None:
                 raise Erased(
@@ -263,16 +266,21 @@ class _View:
             if not split.n_rows:
                 continue
             n = split.n_stored if skip_damaged else None
-            stored, readable = _scan(self._table, bucket, self.snapshot_id, SIZE_COLUMNS, n)
-            seen, user = np.zeros(len(readable), np.int32), np.zeros(len(readable), np.int32)
+            stored, readable = _scan(self._table, bucket, self.snapshot_id, columns, n)
+            seen, user, read = (np.zeros(len(readable), np.int32) for _ in range(3))
             seen[readable], user[readable] = row_sizes(stored)
+            if drawn:
+                read[readable] = np.minimum(seen[readable], row_draws(stored, projection))
             user[~readable] = stored.num_rows + np.arange(len(readable) - stored.num_rows)
             if split.kept is not None:
-                seen, user = seen[split.kept], user[split.kept]
+                seen, user, read = seen[split.kept], user[split.kept], read[split.kept]
             events.append(seen)
+            reads.append(read)
             users.append(user + np.int32(n_users))
             n_users += int(user.max()) + 1
-        return RowSizes(np.concatenate(events), np.concatenate(users), n_users)
+        return RowSizes(
+            np.concatenate(events), np.concatenate(users), n_users, np.concatenate(reads) if drawn else None
+        )
 
     def succeeded(self) -> _View:
         """The view in which readers of this one go on. Raises ObjectNotFound where there is none: a file is lost."""

@@ -24,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.ragged import offsets_of, ranges_index
+from thinrow.core.users import distinct
+from thinrow.jagged.events import Events
 from thinrow.jagged.shared import SharedHistories
 
 Ints = npt.NDArray[np.int64]
@@ -36,12 +38,14 @@ class Passes:
     offsets: (P + 1,) int64; pass p is ``index[offsets[p]:offsets[p + 1]]``.
     pass_of: (X,) int64, example -> pass.
     visible: (X,) int64, example x sees the first ``visible[x]`` events of its pass.
+    same: (E,) int64, equal numbers for copies of one event; None where there is one of each.
     """
 
     index: Ints
     offsets: Ints
     pass_of: Ints
     visible: Ints
+    same: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -49,6 +53,20 @@ class Passes:
     def order(self) -> npt.NDArray[np.intp]:
         """(X,) the examples by pass, those of a pass by what they see."""
         return np.lexsort((self.visible, self.pass_of))
+
+
+def copies_of(events: Events) -> Ints | None:
+    """(E,) the first event of the batch that each is a copy of: a user of several base batches is there several times.
+    None where nobody is."""
+    known, number = distinct(events.users)
+    if len(known) == len(events.users):
+        return None
+    owner, arrival = np.repeat(number, np.diff(events.offsets)), np.asarray(events.arrival)
+    order = np.lexsort((arrival, owner))
+    begins = np.append(True, (np.diff(owner[order]) != 0) | (np.diff(arrival[order]) != 0))[: len(order)]
+    first = np.empty(len(order), np.int64)
+    first[order] = order[begins][np.cumsum(begins) - 1]
+    return first
 
 
 def plan_passes(histories: SharedHistories, *, share: bool = True, static: int = 0) -> Passes:

@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:
 
 from thinrow.jagged.column import Column
 from thinrow.jagged.jagged import Jagged
-from thinrow.jagged.passes import Passes, plan_passes
+from thinrow.jagged.passes import Passes, copies_of, plan_passes
 from thinrow.jagged.shared import SharedHistories
 
 
@@ -133,17 +133,18 @@ class TorchHistories:
 
     def __init__(self, histories: SharedHistories, *, share: bool = True, static: int = 0) -> None:
         events, passes = histories.events, plan_passes(histories, share=share, static=static)
-        columns, event_ts = events.columns, events.event_ts
+        columns, event_ts, same = events.columns, events.event_ts, copies_of(events)
         seen = np.zeros(len(events), np.bool_)
         seen[passes.index] = True
         if not seen.all():
             kept = np.flatnonzero(seen)
             columns, event_ts = {n: c.take(kept) for n, c in columns.items()}, event_ts[kept]
+            same = None if same is None else same[kept]
             passes = replace(passes, index=(np.cumsum(seen) - 1)[passes.index])
         self.numpy_columns: Mapping[str, Column] = columns
         self.columns = Columns(columns)
         self.event_ts = tensor(event_ts)
-        self.passes: Passes = passes
+        self.passes: Passes = passes if same is None else replace(passes, same=same)
 
     def __len__(self) -> int:
         return len(self.passes.visible)

@@ -88,11 +88,12 @@ class Targets:
 
 
 def targets_of(passes: Passes) -> Targets:
-    """Every event that has one before it, once for each different past; in an order that hangs on the pasts alone. A
-    user who has two copies in a batch (of several base batches, ``block`` above 1) has two pasts."""
+    """Every event that has one before it, once for each different past; in an order that hangs on the pasts alone.
+    Copies of an event (``Passes.same``) are one."""
     lengths = np.diff(passes.offsets)
     # Events of a pass are in order, so a past is told by the set of its events: by a sum of their hashes.
-    total = np.cumsum(kernel("mix64")(passes.index.astype(np.uint64) + np.uint64(1)), dtype=np.uint64)
+    event = passes.index if passes.same is None else passes.same[passes.index]
+    total = np.cumsum(kernel("mix64")(event.astype(np.uint64) + np.uint64(1)), dtype=np.uint64)
     before = np.concatenate([np.zeros(1, np.uint64), total])[passes.offsets[:-1]]
     past = total - np.repeat(before, lengths)
     follows = np.arange(len(passes.index)) > np.repeat(passes.offsets[:-1], lengths)

@@ -328,15 +328,16 @@ class HSTULayer(nn.Module):
         attend, scale = kernel("hstu_attention"), q.shape[2] ** -0.5
         n, m = layout.n_events, layout.per_request
         ends = layout.bounds[2]
-        keys, values = k[:n], v[:n]
-        parts = [] if stay else [attend(q[:n], keys, values, layout.events, scale)]
-        kr, vr = (t[n:ends].view(-1, max(m, 1), *t.shape[1:]) for t in (k, v))
+        # Split in one, so that backward puts the gradients of the kinds side by side: of slices it would add up wholes.
+        kinds = [n, ends - n, len(q) - ends]
+        (qe, qr, qc), (keys, kr, kc), (values, vr, vc) = (torch.split(t, kinds) for t in (q, k, v))
+        parts = [] if stay else [attend(qe, keys, values, layout.events, scale)]
+        q_of_requests = qr
+        qr, kr, vr = (t.view(-1, max(m, 1), *t.shape[1:]) for t in (qr, kr, vr))
         if m:
-            qr = q[n:ends].view(-1, m, *q.shape[1:])
             weight = F.silu(scale * torch.einsum("xahd,xbhd->xhab", qr, kr))
             within = torch.einsum("xhab,xbhd->xahd", weight, vr).flatten(0, 1)
-            parts.append(attend(q[n:ends], keys, values, layout.of_requests, scale) + within)
-        qc, kc, vc = q[ends:], k[ends:], v[ends:]
+            parts.append(attend(q_of_requests, keys, values, layout.of_requests, scale) + within)
         seen = attend(qc, keys, values, layout.candidates, scale)
         seen = seen + F.silu(scale * (qc * kc).sum(2, keepdim=True)) * vc
         if m:

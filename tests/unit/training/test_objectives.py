@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import torch
 from thinrow.checkpoints import load
 from thinrow.core.errors import CheckpointMismatch, CheckpointNotFound, InputError
 from thinrow.core.units import DAY_MS
-from thinrow.dpp import RowFilter
-from thinrow.models import SavedRanker
+from thinrow.dpp import RowFilter, loader
+from thinrow.jagged.passes import plan_passes
+from thinrow.models import RankerInputs, SavedRanker
+from thinrow.models.items import targets_of
 from thinrow.serving import Ranker
 from thinrow.testing.rankers import world_config
 from thinrow.testing.world import World, make_world
@@ -120,3 +123,26 @@ def test_what_cannot_be_learned_or_begun_with_is_refused(world: World, tmp_path:
     config = world_config("dlrm")
     with pytest.raises(InputError, match="label='return'"):
         run(world, dataclasses.replace(config, ranker=dataclasses.replace(config.ranker, given=("return",))))
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_user_of_several_base_batches_has_each_past_once(world: World, share: bool) -> None:
+    spec = world_config("argus").ranker
+    several = 0
+    with world.store() as store, world.table() as table:
+        reader = loader(store, table, projection=spec.projection, plan=spec.plan, base_rows=4, block=6)
+        for batch in reader:
+            events = batch.histories.events
+            several += len(set(events.users.tolist())) < len(events.users)
+            owner = np.repeat(events.users, np.diff(events.offsets))
+            name = [(int(u), int(a)) for u, a in zip(owner, events.arrival, strict=True)]
+            plain = plan_passes(batch.histories, share=share)
+            pasts = set()
+            for a, b in itertools.pairwise(plain.offsets.tolist()):
+                row = [name[i] for i in plain.index[a:b]]
+                pasts |= {tuple(row[:n]) for n in range(2, len(row) + 1)}
+            inputs = RankerInputs(spec.inputs, batch.histories, batch.features, batch.request_ts, share=share)
+            targets = targets_of(inputs.histories.passes)
+            assert len(targets.event) == len(pasts)
+            assert (inputs.histories.passes.index[targets.slot] == targets.event).all()
+    assert several > 3
