@@ -6,7 +6,7 @@
 - ``migration``: ten connections over two engines, of which two on one engine make four fifths of the reads and keep it
   busy; latency of all with connections that move over without.
 - ``threads``: eight threads with connections of their own over eight that share two, each of which one takes at a time.
-- ``routing``: bytes of the routing of four shards over a sorted map of ids and shards, 100 M ids (measured on 1 M).
+- ``routing``: bytes of the routing of 4,096 shards over a sorted map of ids and shards, 100 M ids (measured on 1 M).
 """
 
 from __future__ import annotations
@@ -199,9 +199,9 @@ def _repeat(ask: Callable[[], Any], times: int) -> None:
 def _routing(result: Result) -> None:
     n, all_ids = 1_000_000, 100_000_000
     ids = np.arange(n, dtype=np.int64)
-    shards = Routing.even(4).shards(ids).astype(np.uint8)
+    shards = Routing.even(4_096).shards(ids).astype(np.uint16)
     of_map = (ids.nbytes + shards.nbytes) * (all_ids // n)
-    routing = Routing.even(4)
+    routing = Routing.even(4_096)
     of_routing = sys.getsizeof(routing) + sys.getsizeof(routing.starts) + sum(map(sys.getsizeof, routing.starts))
     result.figures["routing_bytes"] = {"ranges": of_routing, "map": of_map}
     result.ratios["vs_map_bytes.routing"] = of_routing / of_map
