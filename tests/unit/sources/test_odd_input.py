@@ -210,3 +210,16 @@ def test_pseudonyms_are_of_integers_and_texts(user):
         Pseudonyms(bytes(16)).apply(pa.table({"u": user}), "u", "int64")
     mixed = pa.table({"u": pa.array(["7", "8"]).dictionary_encode()})
     assert Pseudonyms(bytes(16)).apply(mixed, "u", "int64")["u"][0].as_py() == 1744944827902622075
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_a_last_line_that_is_half_written_is_waited_for(store, tmp_path, kind):
+    path = tmp_path / f"a.{kind}"
+    whole = lines(event(1), event(2)) if kind == "jsonl" else "user,ts,item\n1,1,1\n1,2,2\n"
+    for cut in (len(whole) - 4, len(whole) - 3):
+        path.write_text(whole[:cut])
+        with pytest.warns(UserWarning, match="ends within a line"):
+            ingest(store, path)
+    path.write_text(whole)
+    report = ingest(store, path)
+    assert (report.events, items(store), store.dead_letters.count()) == (1, [1, 2], 0)

@@ -84,7 +84,7 @@ def test_commands_that_name_users_ask_for_the_key(tmp_path):
     )
     (tmp_path / "key").write_bytes(KEY)
     (tmp_path / "a.jsonl").write_text(
-        "\n".join(json.dumps({"user": 7, "ts": i, "item": i}) for i in (1, 2)) + '\n{"user":7'
+        "\n".join(json.dumps({"user": 7, "ts": i, "item": i}) for i in (1, 2)) + '\n{"user":7\n'
     )
     with HistoryStore.create(tmp_path / "s", schema, 4, sync=False) as store:
         Ingest(store, FileSource("f", [tmp_path / "a.jsonl"]), IngestOptions(pseudonyms=Pseudonyms(KEY))).run()
