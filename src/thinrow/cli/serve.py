@@ -24,6 +24,12 @@ command.add_command(local)
 @store_option
 @click.option("--log", "log_path", type=click.Path(path_type=Path), help="Take impressions and outcomes into this log.")
 @click.option("--table", "table_path", type=click.Path(path_type=Path), help="Join closed requests into this table.")
+@click.option("--splits", type=click.Path(path_type=Path), help="Join them into this log of splits too, or alone.")
+@click.option(
+    "--lateness-s",
+    type=click.FloatRange(min=0),
+    help="Windows close by the times in the log; records may come so late.  [by the clock]",
+)
 @click.option(
     "--example-schema", type=click.Path(path_type=Path), help="Fields of impressions, in JSON.  [the table's]"
 )
@@ -42,6 +48,8 @@ def snapshots(
     store_path: Path,
     log_path: Path | None,
     table_path: Path | None,
+    splits: Path | None,
+    lateness_s: float | None,
     example_schema: Path | None,
     host: str,
     port: int,
@@ -61,12 +69,14 @@ def snapshots(
     Examples:
       thinrow serve snapshots --store S --port 8000
       thinrow serve snapshots --store S --log L --table T --drain-s 10
+      thinrow serve snapshots --store S --log L --table T --splits P --lateness-s 60
     """
     from thinrow.online.app import Limits
     from thinrow.online.server import ServeOptions, serve
 
     limits = Limits(body_bytes=max_body << 20, users=max_users, events=max_events, threads=threads, waiting=waiting)
-    serve(ServeOptions(store_path, log_path, table_path, example_schema, host, port, commit_s, drain_s, limits))
+    where = store_path, log_path, table_path, example_schema
+    serve(ServeOptions(*where, host, port, commit_s, drain_s, limits, lateness_s, splits))
 
 
 @command.command()

@@ -8,7 +8,7 @@
 ``GET /openapi.json``     all of this, for machines
 ``GET /docs``             the same for people
 ``GET /healthz``          the process lives
-``GET /readyz``           it takes requests (503 while it drains, or where the disk refuses)
+``GET /readyz``           it takes requests (503 while it warms up or drains, or where the disk refuses)
 ``GET /metrics``          for Prometheus
 =====================  ==============================================================================
 
@@ -38,19 +38,20 @@ from thinrow.core.errors import (
     ThinrowError,
     Unavailable,
 )
+from thinrow.history.reconstruct import reconstruct
 from thinrow.history.store import HistoryStore
 from thinrow.online import wire
 from thinrow.online.journal import Journal
 from thinrow.online.openapi import describe, openapi
 from thinrow.online.page import page
-from thinrow.online.snapshots import AsyncSnapshots, TooLarge
+from thinrow.online.snapshots import AsyncSnapshots, TooLarge, some_users
 from thinrow.online.tables import TableWriter
-from thinrow.schema import ExampleSchema
+from thinrow.schema import ExampleSchema, Projection
 
 try:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
     from starlette.applications import Starlette
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Route
 except ImportError as e:  # pragma: no cover
@@ -67,6 +68,7 @@ class Limits:
     events: of the histories of one snapshot, each cut to the projection's ``max_len``, and of its recent events.
     threads, waiting: snapshots that run, and that wait, at once; more are answered 429.
     writes: impressions and outcomes under way at once.
+    body_s: for which a body may come in. Bodies of as many calls as may run and wait are read at once.
     """
 
     body_bytes: int = 8 << 20
@@ -75,6 +77,7 @@ class Limits:
     threads: int = 4
     waiting: int = 64
     writes: int = 512
+    body_s: float = 60.0
 
 
 class _Service:
@@ -88,8 +91,8 @@ class _Service:
     ) -> None:
         self.store, self.journal, self.examples, self.limits, self.clock = store, journal, examples, limits, clock
         self.snapshots = AsyncSnapshots(store, threads=limits.threads, waiting=limits.waiting, max_events=limits.events)
-        self.draining = False
-        self.writes = 0
+        self.draining = self.warming = False
+        self.writes = self.reading = 0
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "thinrow_requests", "Requests answered, by path and status.", ["path", "status"], registry=self.registry
@@ -107,8 +110,42 @@ class _Service:
         waiting = Gauge("thinrow_journal_waiting_bytes", "Bytes that wait for the disk.", registry=self.registry)
         waiting.set_function(lambda: 0 if journal is None else journal.waiting_bytes)
 
+    async def warm_up(self) -> None:
+        """The calls of a snapshot, so that kernels are compiled, and files open, before ``/readyz`` says so: a first
+        call would wait minutes for that on a busy machine."""
+        try:
+            await asyncio.to_thread(self._try_once)
+        except Exception:
+            # What is wrong the callers hear.
+            log.exception("warming up failed")
+        finally:
+            self.warming = False
+
+    def _try_once(self) -> None:
+        users = some_users(self.store)
+        projection = Projection(max_len=16)
+        taken = self.store.peek(users, self.clock())
+        histories = reconstruct(taken.generation, taken.requests, projection).histories
+        seen = wire.encode_seen(taken.requests, taken.generation.schema)
+        wire.snapshot_json(taken, seen, histories, None, [c.name for c in projection.resolve(self.store.schema)])
+
+    async def _body(self, request: Request) -> bytes:
+        """The body. Connections are not counted, for idle ones cost little; bodies are in memory while they come."""
+        limits = self.limits
+        most = limits.threads + limits.waiting + limits.writes
+        if self.reading >= most:
+            raise Overloaded(f"{self.reading} bodies come in, which is all there may be; try again later")
+        self.reading += 1
+        try:
+            async with asyncio.timeout(limits.body_s):
+                return await read_body(request, limits.body_bytes)
+        except TimeoutError:
+            raise InputError(f"the body was not there after {limits.body_s} s; send it at once") from None
+        finally:
+            self.reading -= 1
+
     async def snapshot(self, request: Request) -> Response:
-        body = wire.parse_json(await read_body(request, self.limits.body_bytes))
+        body = wire.parse_json(await self._body(request))
         wire.only(body, "a snapshot", "users", "request_ts", "request_id", "projection", "histories")
         users = wire.field_of(body, "users", list)
         if bool in set(map(type, users)):
@@ -133,7 +170,7 @@ class _Service:
 
     async def impressions(self, request: Request) -> Response:
         journal, examples = self._writable()
-        body = await read_body(request, self.limits.body_bytes)
+        body = await self._body(request)
         async with self._writing():
             if wire.ARROW in request.headers.get("content-type", ""):
                 records = await asyncio.to_thread(wire.impressions_arrow, body, self.store.schema, examples)
@@ -147,7 +184,7 @@ class _Service:
 
     async def outcomes(self, request: Request) -> Response:
         journal, _ = self._writable()
-        body = await read_body(request, self.limits.body_bytes)
+        body = await self._body(request)
         async with self._writing():
             records = wire.outcomes_json(wire.parse_json(body))
             n = await asyncio.wrap_future(journal.outcomes(records))
@@ -171,8 +208,9 @@ class _Service:
 
     async def ready(self, request: Request) -> Response:
         broken = None if self.journal is None else self.journal.broken
-        if self.draining or broken is not None:
-            return JSONResponse({"status": "draining" if self.draining else str(broken)}, 503)
+        for status, is_so in (("draining", self.draining), ("warming up", self.warming), (str(broken), broken)):
+            if is_so:
+                return JSONResponse({"status": status}, 503)
         await asyncio.to_thread(self.store.pin)
         return JSONResponse({"status": "ready"})
 
@@ -220,16 +258,19 @@ class _Service:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body, never more than ``most`` bytes of it in memory. Raises TooLarge."""
+    """The body, never more than ``most`` bytes of it in memory. Raises TooLarge; InputError where it ends early."""
     said = request.headers.get("content-length", "0")
     if said.isdigit() and int(said) > most:
         raise TooLarge(f"a body of {said} bytes; at most {most}")
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise TooLarge(f"a body of more than {most} bytes")
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                raise TooLarge(f"a body of more than {most} bytes")
+            parts.append(part)
+    except ClientDisconnect:
+        raise InputError(f"the caller went away after {size} bytes of a body") from None
     return b"".join(parts)
 
 
@@ -283,7 +324,10 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        service.warming = True
+        warming_up = asyncio.create_task(service.warm_up())
         yield
+        await warming_up
         await asyncio.to_thread(service.snapshots.close)
 
     paths: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [

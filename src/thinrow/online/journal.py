@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import queue
 import struct
@@ -36,7 +37,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from thinrow.core.clock import Clock, system_clock
-from thinrow.core.errors import CorruptionError, InputError, NewerFormatError, Overloaded, StoreError, ThinrowError
+from thinrow.core.errors import CorruptionError, InputError, NewerFormatError, Overloaded, StoreError
 from thinrow.core.units import NEVER
 from thinrow.examples.log import ImpressionLog, OutcomeLog
 from thinrow.examples.records import Impressions, Outcomes
@@ -47,9 +48,11 @@ FORMAT = 1
 _FRAME = struct.Struct("<QIB")
 _IMPRESSIONS, _OUTCOMES = 1, 2
 ROLL_BYTES, ROLL_S = 16 << 20, 5.0
-WAITING_BYTES = 64 << 20
+WAITING_BYTES, HELD_BYTES = 64 << 20, 256 << 20
 #: As ``thinrow outcomes`` has it.
 MAX_FUTURE_MS = 3_600_000
+
+_log = logging.getLogger(__name__)
 
 R = TypeVar("R", Impressions, Outcomes)
 
@@ -74,6 +77,7 @@ class Journal:
         roll_bytes: int = ROLL_BYTES,
         roll_s: float = ROLL_S,
         waiting_bytes: int = WAITING_BYTES,
+        held_bytes: int = HELD_BYTES,
         max_future_ms: int | None = MAX_FUTURE_MS,
         clock: Clock = system_clock,
     ) -> None:
@@ -82,6 +86,7 @@ class Journal:
         Args:
             roll_bytes, roll_s: a journal file becomes log files at this size or age.
             waiting_bytes: records that wait for the disk; more are refused.
+            held_bytes: of the journal file where the logs do not take what it holds; more is refused until they do.
             max_future_ms: requests and outcomes later than the clock by more are refused, for a join that follows the
                 times of its logs would close every window; None for no bound.
 
@@ -91,6 +96,7 @@ class Journal:
         """
         self._folder, self._impressions, self._outcomes = Path(folder), impressions, outcomes
         self._roll_bytes, self._roll_s, self._most = roll_bytes, roll_s, waiting_bytes
+        self._held_bytes = held_bytes
         self._max_future_ms, self._clock = max_future_ms, clock
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock_file = _locked(self._folder)
@@ -104,6 +110,8 @@ class Journal:
         self._file: Any = None
         self._head: tuple[int, int] | None = None
         self._broken: StoreError | None = None
+        #: Why the logs did not take what the file holds, the last time.
+        self._untaken: Exception | None = None
         self._good = self._since = 0.0
         try:
             self._number = self._recover()
@@ -128,7 +136,12 @@ class Journal:
     @property
     def broken(self) -> StoreError | None:
         """Why nothing is taken any more; None where it is."""
-        return self._broken
+        if self._broken is not None or self._untaken is None or self._good < self._held_bytes:
+            return self._broken
+        return StoreError(
+            f"the journal in {self._folder} holds {self._good} bytes, {self._held_bytes} at most, which its logs do "
+            f"not take ({self._untaken}); mend that, it tries again every {self._roll_s} s"
+        )
 
     def impressions(self, records: Impressions) -> Future[int]:
         """Log impressions; the future gives how many when they are durable.
@@ -137,7 +150,8 @@ class Journal:
             InputError, SchemaError: they do not fit the schemas; or a time is below 0 or later than the clock by more
                 than ``max_future_ms``, or a request has the id of heartbeats.
             Overloaded: too much waits for the disk already.
-            StoreError: the journal is closed. The future raises it where the disk refuses: nothing of it is there.
+            StoreError: the journal is closed, or ``broken``. The future raises it where the disk refuses: nothing of
+                it is there.
         """
         self._refuse_strange("request_ts", records.request_id, records.snapshots.request_ts)
         table = records.to_arrow(self._impressions.event_schema, self._impressions.example_schema)
@@ -179,6 +193,9 @@ class Journal:
             raise InputError(f"request {HEARTBEAT} is that of heartbeats, of no request; number requests otherwise")
 
     def _submit(self, record: _Record[Any]) -> Future[int]:
+        broken = self.broken
+        if broken is not None:
+            raise broken
         with self._state:
             if self._closed:
                 raise StoreError("the journal is closed; nothing was logged")
@@ -214,7 +231,8 @@ class Journal:
             return batch, True
 
     def _is_due(self) -> bool:
-        return self._good >= self._roll_bytes or time.monotonic() - self._since >= self._roll_s
+        is_full = self._good >= self._roll_bytes and self._untaken is None
+        return is_full or time.monotonic() - self._since >= self._roll_s
 
     def _write(self, batch: Sequence[_Record[Any]]) -> None:
         """One write and one fsync for all of ``batch``, which is acknowledged then."""
@@ -229,10 +247,10 @@ class Journal:
                     _write_all(self._file, _FRAME.pack(len(record.data), zlib.crc32(record.data), record.kind))
                     _write_all(self._file, record.data)
                 os.fsync(self._file.fileno())
-            except OSError:
+            except Exception:
                 self._undo(start)
                 raise
-        except (OSError, ThinrowError) as e:
+        except Exception as e:  # no other may end the thread: every caller would wait for ever
             error = StoreError(f"the journal in {self._folder} cannot be written: {e}; nothing of the call is there")
             for record in batch:
                 self._done(record, error)
@@ -295,10 +313,11 @@ class Journal:
                 self._file = None
             self._path(self._number).unlink(missing_ok=True)
             sync_directory(self._folder)
-            self._head = None
-        except (OSError, ThinrowError):
+            self._head = self._untaken = None
+        except Exception as e:
             # All of it is durable in the journal; the next round tries again.
-            self._since = time.monotonic()
+            _log.warning("the logs do not take what the journal in %s holds: %s", self._folder, e)
+            self._untaken, self._since = e, time.monotonic()
 
     def _recover(self) -> int:
         """Bring what killed journals left to the logs; the highest number there was."""

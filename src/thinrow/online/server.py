@@ -8,9 +8,10 @@ table gets what has closed, and the process ends with status 0. A second SIGTERM
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -18,6 +19,7 @@ from typing import Any
 
 from thinrow.core.errors import InputError, MissingExtraError
 from thinrow.examples.log import ImpressionLog, OutcomeLog
+from thinrow.examples.splits import SplitLog
 from thinrow.examples.table import ExampleTable
 from thinrow.history.store import HistoryStore
 from thinrow.online.app import Limits, create_app
@@ -41,6 +43,8 @@ class ServeOptions:
     host, port: 0 for any free port.
     commit_s: a commit of the table so often.
     drain_s: requests are taken so long after SIGTERM.
+    lateness_s: windows close by the times in the logs, of which a record may come so much late; None: by the clock.
+    splits: directory of the log of splits that closed requests are joined into, beside the table or alone; made if new.
     """
 
     store: Path
@@ -52,6 +56,8 @@ class ServeOptions:
     commit_s: float = COMMIT_S
     drain_s: float = 0.0
     limits: Limits = field(default_factory=Limits)
+    lateness_s: float | None = None
+    splits: Path | None = None
 
 
 class DrainingServer(uvicorn.Server):
@@ -77,13 +83,25 @@ class DrainingServer(uvicorn.Server):
             print(f"serving {self._what} at http://{host}:{port}", flush=True)
 
 
+def allow_open_files() -> None:
+    """As many connections as the system lets the process have: callers keep idle ones, and each is a file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # where the kernel allows fewer than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def serve(options: ServeOptions) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
-        InputError: a log without the schema of its impressions.
+        InputError: a log without the schema of its impressions, or options that need others.
         StoreNotFound, StoreError: there is no store, or another service has the log.
     """
+    if options.splits is not None and (options.log is None or options.lateness_s is None):
+        raise InputError("--splits needs --log, and --lateness-s, for its windows close by the times in the log")
+    if options.lateness_s is not None and options.table is None and options.splits is None:
+        raise InputError("--lateness-s says when the join closes windows; add --table, or --splits")
+    allow_open_files()
     with ExitStack() as stack:
         for number in (signal.SIGTERM, signal.SIGINT):
             # Uvicorn raises a signal again when it has served it, to the handler from before: that must not end what
@@ -102,8 +120,15 @@ def serve(options: ServeOptions) -> None:
                 OutcomeLog(options.log / "outcomes"),
             )
             journal = Journal(options.log / "journal", *logs)
-            if table is not None:
-                writer = TableWriter(*logs, table, journal=journal, commit_s=options.commit_s)
+            if table is not None or options.splits is not None:
+                writer = TableWriter(
+                    *logs,
+                    table,
+                    splits=None if options.splits is None else SplitLog(options.splits, store.schema, examples),
+                    journal=journal,
+                    commit_s=options.commit_s,
+                    lateness_ms=None if options.lateness_s is None else round(1_000 * options.lateness_s),
+                )
                 stack.callback(writer.close)
             # Called first: the journal brings its records to the logs before the table's last join.
             stack.callback(journal.close)
@@ -115,7 +140,6 @@ def serve(options: ServeOptions) -> None:
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=30,
-            limit_concurrency=options.limits.threads + options.limits.waiting + options.limits.writes,
         )
         DrainingServer(config, app.state.service, options.drain_s).run()
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinrow.core.errors import InputError, Overloaded, StoreError
-from thinrow.core.users import plain
+from thinrow.core.users import Users, as_users, plain
 from thinrow.history.reconstruct import Reconstruction, reconstruct
 from thinrow.history.snapshot import Snapshot
 from thinrow.history.store import HistoryStore
@@ -162,6 +162,16 @@ class AsyncSnapshots:
             pass
         finally:
             self._compacting = False
+
+
+def some_users(store: HistoryStore) -> Users:
+    """One user of the archive and one of the recent tier, where there are any; else one whom nobody knows."""
+    pinned = store.pin()
+    full = next((n for n, (_, info) in enumerate(pinned.segments) if info.n_rows), None)
+    found = [] if full is None else [plain(pinned.segment(full).pieces.keys()[0])]
+    found += [plain(u) for u in store.recent.users()[:1]]
+    nobody: list[int | str] = [0 if store.schema.user_kind == "int64" else "0"]
+    return as_users(found or nobody, store.schema.user_kind)
 
 
 def _longest(taken: Snapshot, lengths: npt.NDArray[np.int64]) -> str:

@@ -26,7 +26,8 @@ from thinrow.examples.records import WRITTEN_UNDER
 from thinrow.examples.table import ExampleTable
 from thinrow.history.reconstruct import reconstruct
 from thinrow.history.store import HistoryStore
-from thinrow.online import AsyncSnapshots, Journal, Limits, TableWriter, create_app, wire
+from thinrow.online import AsyncSnapshots, Journal, Limits, TableWriter, app, create_app, wire
+from thinrow.online.snapshots import some_users
 from thinrow.schema import EventSchema, ExampleSchema, HistoryVersion
 
 EXAMPLES = ExampleSchema.of(
@@ -77,6 +78,10 @@ class Client:
     def post(self, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         status, data = self.send("POST", path, body)
         return status, json.loads(data)
+
+    def wait_ready(self) -> None:
+        while self.send("GET", "/readyz")[0] != 200:
+            time.sleep(0.01)
 
     def close(self) -> None:
         self.server.should_exit = True
@@ -340,6 +345,46 @@ def test_a_fault_of_the_service_is_json_and_counted(
     assert 'thinrow_requests_total{path="/v1/snapshots",status="500"} 1.0' in metrics
 
 
+def test_it_is_ready_when_it_is_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, once = threading.Event(), app._Service._try_once
+
+    def wait(service: app._Service) -> None:
+        assert go.wait(300)
+        once(service)
+        assert sorted(some_users(service.store)) == [0, 0]
+        raise RuntimeError("it serves none the less")
+
+    monkeypatch.setattr(app._Service, "_try_once", wait)
+    client = Client(tmp_path)
+    try:
+        status, said = client.send("GET", "/readyz")
+        assert (status, json.loads(said)) == (503, {"status": "warming up"})
+        assert client.send("GET", "/healthz")[0] == 200
+        go.set()
+        client.wait_ready()
+    finally:
+        client.close()
+
+
+def test_bodies_that_come_in_are_bounded_and_health_is_not(tmp_path: Path) -> None:
+    client = Client(tmp_path, Limits(threads=1, waiting=1, writes=1, body_s=0.2))
+    try:
+        client.service.reading = 3
+        assert client.send("POST", "/v1/snapshots", {"users": [3]})[0] == 429
+        assert client.send("GET", "/healthz")[0] == 200
+        client.service.reading = 0
+        connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=300)
+        connection.putrequest("POST", "/v1/outcomes")
+        connection.putheader("content-length", "100")
+        connection.endheaders(b"{")
+        answer = connection.getresponse()
+        assert (answer.status, b"not there after 0.2 s" in answer.read()) == (400, True)
+        connection.close()
+        assert client.service.reading == 0
+    finally:
+        client.close()
+
+
 def test_limits_answer_early(tmp_path: Path) -> None:
     client = Client(tmp_path, Limits(body_bytes=9_000, users=3, threads=1, waiting=0, writes=0))
     try:
@@ -408,7 +453,8 @@ def test_a_token_that_no_impression_could_bring_back_is_not_given(client: Client
 
 def test_health_metrics_and_description(client: Client) -> None:
     client.post("/v1/snapshots", {"users": [3]})
-    assert client.send("GET", "/healthz")[0] == client.send("GET", "/readyz")[0] == 200
+    client.wait_ready()
+    assert client.send("GET", "/healthz")[0] == 200
     client.service.draining = True
     assert client.send("GET", "/readyz")[0] == 503
     metrics = client.send("GET", "/metrics")[1].decode()

@@ -160,7 +160,7 @@ def test_rows_that_were_brought_in_two_parts_are_told(world: World, monkeypatch:
         return append(self, *arguments, **options)
 
     monkeypatch.setattr(OutcomeLog, "append", refused)
-    journal = world.journal(roll_bytes=1)
+    journal = world.journal(roll_bytes=1, roll_s=0.05)
     journal.outcomes(Outcomes.of("click", [0], [0], [110])).result(120)
     for i in range(2):
         journal.impressions(world.impression(i)).result(120)
@@ -256,6 +256,46 @@ def test_a_log_that_takes_nothing_for_a_while_gets_it_later(world: World, monkey
             threading.Event().wait(0.3)
     assert len(refused) == 2
     assert world.logged() == [1, 2]
+
+
+def test_a_log_that_takes_nothing_bounds_the_journal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    append, tries = ImpressionLog.append, []
+
+    def fail(*_: Any, **__: Any) -> None:
+        tries.append(1)
+        raise RuntimeError("no error that anybody expects")
+
+    monkeypatch.setattr(ImpressionLog, "append", fail)
+    with world.journal(roll_s=0.05, held_bytes=1) as journal:
+        journal.impressions(world.impression(1)).result(120)
+        while journal.broken is None:
+            threading.Event().wait(0.01)
+        with pytest.raises(StoreError, match="which its logs do not take"):
+            journal.impressions(world.impression(2))
+        monkeypatch.setattr(ImpressionLog, "append", append)
+        while journal.broken is not None:
+            threading.Event().wait(0.01)
+        journal.impressions(world.impression(3)).result(120)
+    assert tries
+    assert world.logged() == [1, 3]
+
+
+def test_no_error_ends_the_thread_that_writes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync = os.fsync
+
+    def fail(_: int) -> None:
+        raise MemoryError("no room for anything")
+
+    with world.journal() as journal:
+        journal.impressions(world.impression(1)).result(120)
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(StoreError, match="no room for anything"):
+            journal.impressions(world.impression(2)).result(120)
+        monkeypatch.setattr(os, "fsync", fsync)
+        if journal.broken is None:
+            journal.impressions(world.impression(3)).result(120)
+    assert 2 not in world.logged()
+    assert 1 in world.logged()
 
 
 def test_a_schema_that_changes_between_two_calls(world: World) -> None:

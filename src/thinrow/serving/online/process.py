@@ -25,7 +25,7 @@ from thinrow.examples.log import ImpressionLog, OutcomeLog
 from thinrow.examples.table import ExampleTable
 from thinrow.history.store import HistoryStore
 from thinrow.online.journal import Journal
-from thinrow.online.server import DrainingServer
+from thinrow.online.server import DrainingServer, allow_open_files
 from thinrow.online.tables import COMMIT_S, TableWriter
 from thinrow.serving.lookups.stats import Stats
 from thinrow.serving.online.app import RankService, WebLimits, create_app
@@ -87,6 +87,7 @@ def serve(options: RankerOptions) -> None:
         StoreNotFound, StoreError: there is no store, or another service has the log.
         CheckpointNotFound, CheckpointMismatch: there is no release.
     """
+    allow_open_files()
     torch.set_num_threads(options.torch_threads)
     with ExitStack() as stack:
         for number in (signal.SIGTERM, signal.SIGINT):
