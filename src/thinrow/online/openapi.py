@@ -147,7 +147,10 @@ def _impressions(examples: ExampleSchema) -> dict[str, Any]:
         candidates=_object(list(shown), **shown),
         model_version={"type": "string"},
         arm={"type": "string"},
-        boundary=_list({"type": "integer"}),
+        boundary=_list(
+            {"type": "integer", "minimum": 0},
+            "how many of the newest visible events the model took for the recent part; default: those of the token",
+        ),
     )
     return _operation("Log what was shown; durable when answered", body, _logged(), "201")
 
@@ -155,13 +158,14 @@ def _impressions(examples: ExampleSchema) -> dict[str, Any]:
 def _outcomes(examples: ExampleSchema) -> dict[str, Any]:
     name = {"type": "string", "enum": [n for n, _ in examples.outcomes]}
     many = _list({"type": "integer"})
+    times = _list({"type": "integer", "minimum": 0}, "ms since 1970, at most an hour ahead of the service's clock")
     value = {"anyOf": [{"type": "integer"}, many], "default": 1}
     body = _object(
         ["request_id", "item", "name", "ts"],
         request_id=many,
         item=many,
         name={"anyOf": [name, _list(name)]},
-        ts=many,
+        ts=times,
         value=value,
     )
     return _operation("Log what came of it; durable when answered", body, _logged(), "201")

@@ -70,6 +70,8 @@ def decode_seen(token: bytes, events: EventSchema) -> RequestBatch:
         if any(table[n].null_count for n in table.column_names if not n.startswith("recent_")):
             raise ValueError("it holds nulls")
         seen = Impressions.from_arrow(table, events, _BARE).snapshots
+        if (seen.versions["seq_len"] < 0).any():
+            raise ValueError("it counts fewer than 0 events")
     except SchemaError as e:
         raise SchemaError(f"{strange}: {e}; {remedy}") from e
     except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
@@ -298,19 +300,19 @@ def _ids(values: Sequence[Any]) -> npt.NDArray[np.int64]:
 def _lists(name: str, values: Any) -> list[list[Any]]:
     if not isinstance(values, list) or not all(isinstance(v, list) for v in values):
         raise InputError(f"candidates {name!r} are not a list of lists; give one list a request")
-    _refuse_booleans(name, itertools.chain.from_iterable(values))
+    refuse_booleans(name, itertools.chain.from_iterable(values))
     return values
 
 
 def _values(name: str, values: Any) -> list[Any]:
     if not isinstance(values, list):
         raise InputError(f"context {name!r} is {values!r:.60}; give a list of one value a request")
-    _refuse_booleans(name, values)
+    refuse_booleans(name, values)
     return values
 
 
-def _refuse_booleans(name: str, values: Iterable[Any]) -> None:
-    """No field takes them; among numbers Arrow would take them for 0 and 1."""
+def refuse_booleans(name: str, values: Iterable[Any]) -> None:
+    """Raises InputError: no field takes them, and among numbers Arrow would take them for 0 and 1."""
     if bool in set(map(type, values)):
         raise InputError(f"{name!r} holds true or false, which no field takes; send 0 and 1")
 

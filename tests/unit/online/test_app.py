@@ -321,6 +321,7 @@ def test_a_token_of_another_store_is_refused(client: Client) -> None:
         put("user_id", pa.array(["a", "b"])),
         put("user_id", pa.array([None, 3], pa.int64())),
         lambda table: table.drop(["v_seq_len"]),
+        put("v_seq_len", pa.array([-5, 3], pa.int64())),
         lambda table: table.replace_schema_metadata(dict.fromkeys(table.schema.metadata, b"{")),
         lambda table: table.replace_schema_metadata(
             {WRITTEN_UNDER: replace(client.store.schema, user_kind="string", schema_id=9).to_json()}

@@ -98,12 +98,17 @@ class RankService:
         return JSONResponse(said)
 
     def _asked(self, body: Mapping[str, Any]) -> RankRequest:
+        wire.only(body, "a request", "user", "candidates", "context", "request_id", "request_ts", "k")
         user = wire.field_of(body, "user", (int, str))
         ranker = self.arms.choose(user)
         candidates = wire.field_of(body, "candidates", dict)
         context = wire.field_of(body, "context", dict, {})
         _same("candidates", candidates, [f.name for f in ranker.request_schema.candidates])
         _same("context", context, [f.name for f in ranker.request_schema.context])
+        # Alone the ranker refuses them; among numbers of a batch they would be numbers.
+        wire.refuse_booleans("context", context.values())
+        for name in candidates:
+            wire.refuse_booleans(name, wire.field_of(candidates, name, list))
         lengths = {name: len(wire.field_of(candidates, name, list)) for name in candidates}
         if len(set(lengths.values())) > 1:
             raise InputError(f"candidates have {lengths} values; give each field one a candidate")
