@@ -61,13 +61,13 @@ def top(url: str, every_s: float, once: bool) -> None:
 
     console = Console()
     if once:
-        console.print(_table(_status(url)))
+        console.print(_table(_status(url), console.width))
         return
-    with Live(_table(_status(url)), console=console, auto_refresh=False) as live:
+    with Live(_table(_status(url), console.width), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             try:
-                shown = _table(_status(url))
+                shown = _table(_status(url), console.width)
             except InputError as e:
                 # One that is begun again is there in a moment.
                 shown = str(e)
@@ -87,18 +87,43 @@ def _status(url: str) -> dict[str, Any]:
     return status
 
 
-def _table(status: dict[str, Any]) -> Any:
+#: Characters that all columns of a master's page need; below, the fewest that say how a reader is.
+_WIDE = 160
+_NARROW: tuple[tuple[str, str], ...] = (
+    ("reader", "{name}"),
+    ("position", "{head:,}"),
+    ("of", "{items}"),
+    ("items/s", "{rate:.2f}"),
+    ("stall", "{stall:.0%}"),
+    ("waste", "{waste:.0%}"),
+    ("buffer", "{depth:.0%}"),
+    ("workers", "{workers}/{share}"),
+    ("bottleneck", "{bottleneck}"),
+)
+
+
+def _table(status: dict[str, Any], width: int) -> Any:
+    """The readers as a table of a terminal of so many characters; in a narrow one the reasons follow it."""
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     from thinrow.dpp.master import COLUMNS
 
-    used = sum(m["workers"] for m in status["members"])
-    table = Table(title=f"{len(status['members'])} readers, {used} of {status['workers']} workers")
-    for name, _, _ in COLUMNS:
-        table.add_column(name, overflow="fold")
-    for member in status["members"]:
-        table.add_row(*(shown.format(member[key]) for _, key, shown in COLUMNS))
-    return table
+    members = status["members"]
+    title = f"{len(members)} readers, {sum(m['workers'] for m in members)} of {status['workers']} workers"
+    if width >= _WIDE:
+        table = Table(*(name for name, _, _ in COLUMNS), title=title)
+        for member in members:
+            table.add_row(*(Text(shown.format(member[key])) for _, key, shown in COLUMNS))
+        return table
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0), title_justify="left")
+    for i, (name, _) in enumerate(_NARROW):
+        # A name gives way before a number does.
+        table.add_column(name, overflow="fold", no_wrap=bool(i), justify="left" if i in (0, 8) else "right")
+    for member in members:
+        table.add_row(*(Text(shown.format(**member)) for _, shown in _NARROW))
+    return Group(table, *(Text(f"{m['name']}: {m['why']}") for m in members if m["why"]))
 
 
 @command.command()

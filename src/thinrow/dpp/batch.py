@@ -64,6 +64,16 @@ class Batch:
         """(X,) user of each example."""
         return self.histories.events.users[self.histories.user_of]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays; ``arrival`` and ``hidden_from`` count, though they may be made when they are asked
+        for."""
+        h = self.histories
+        events = h.events.event_ts.nbytes * 3 + sum(c.nbytes for c in h.events.columns.values())
+        groups = (self.context, self.candidates, self.labels, self.features)
+        # A few numbers an example beside them: request, slice and bound, model and arm.
+        return events + sum(c.nbytes for group in groups for c in group.values()) + 80 * len(self)
+
     def take(self, rows: npt.NDArray[Any], t: int = -1) -> Batch:
         """The examples at ``rows`` (positions), in that order; events are copied only to drop users without example."""
         return Batch(

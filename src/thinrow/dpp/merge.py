@@ -91,6 +91,11 @@ class Whole:
     poisoned: tuple[Poisoned, ...]
     again: Again | None
 
+    @property
+    def nbytes(self) -> int:
+        """That of the batch."""
+        return self.batch.nbytes
+
 
 class BatchMaker:
     """Makes whole batches of one rank, of an order whose batches do not cross blocks."""

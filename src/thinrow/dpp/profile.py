@@ -8,19 +8,18 @@ history that examples share counts for each of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any
 
 from thinrow.core.errors import InputError
 from thinrow.dpp.client import Pinnable, loader
-from thinrow.dpp.engines.engine import Gauges
+from thinrow.dpp.engines import InTurn
 from thinrow.examples.table import ExampleTable
 from thinrow.history.archive.generation import Generation
 from thinrow.schema.event_schema import ARRIVAL_ID, EVENT_ID_ID, EVENT_TS_ID, HIDDEN_FROM_ID
 
-T = TypeVar("T")
 #: What is read of a history beside the schema's columns.
 _OWN = {EVENT_TS_ID: "event_ts", ARRIVAL_ID: "arrival", HIDDEN_FROM_ID: "hidden_from", EVENT_ID_ID: "event_id"}
 
@@ -49,19 +48,26 @@ class Profile:
 
 
 def profile(store: Pinnable | Generation, table: ExampleTable, *, batches: int, **options: Any) -> Profile:
-    """Read ``batches`` batches, after a first one that compiles and opens files.
+    """Read ``batches`` batches, after a first one that compiles and opens files. Where there is no other, it is read
+    again.
 
     Args:
         batches: at most; fewer where the run ends.
         options: of ``thinrow.loader``, engine and workers aside.
 
     Raises:
-        InputError: fewer than two batches are there, or as ``loader``.
+        InputError: there is no example, or as ``loader``.
     """
     generation = store if isinstance(store, Generation) else store.pin()
-    reader = loader(generation, table, engine=Inline(), workers=1, **options)
+    reader = loader(generation, table, engine=InTurn(), workers=1, **options)
     walk = iter(reader)
-    first = next(walk, None)
+    if next(walk, None) is None:
+        raise InputError("there is no example to read; see ExampleTable.rows() and what the filter leaves")
+    if reader.n_batches == 1:
+        # By a reader of its own, which has no decoded rows yet.
+        reader.close()
+        reader = loader(generation, table, engine=InTurn(), workers=1, **options)
+        walk = iter(reader)
     # Figures begin where the first batch is done with; objects of it stay.
     stats, seconds, sizes = reader.stats, dict(reader.stats.seconds), dict(reader.stats.column_bytes)
     wall, cpu, events, examples, n = time.perf_counter(), time.process_time(), 0, 0, 0
@@ -69,52 +75,9 @@ def profile(store: Pinnable | Generation, table: ExampleTable, *, batches: int, 
         events, examples, n = events + int(batch.histories.lengths().sum()), examples + len(batch), n + 1
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     reader.close()
-    if first is None or not n:
-        raise InputError("there are fewer than two batches, and the first is read to warm up; make batches smaller")
     stages = {s: v - seconds.get(s, 0.0) for s, v in stats.seconds.items()}
     stages["other"] = max(wall - sum(stages.values()), 0.0)
     names = _OWN | {c.id: c.name for c in generation.schema.columns}
     columns = {names.get(i, f"column {i}"): v - sizes.get(i, 0) for i, v in stats.column_bytes.items()}
     most = sorted(stages.items(), key=lambda s: -s[1]), sorted(columns.items(), key=lambda s: -s[1])
     return Profile(n, examples, events, wall, cpu, dict(most[0]), dict(most[1]))
-
-
-class Inline:
-    """An engine that makes each item in the reader's own thread, when it is asked for."""
-
-    in_process: ClassVar[bool] = True
-
-    def start(
-        self, produce: Callable[[int], T], *, first: int, stop: int | None, workers: int, window: int
-    ) -> InlineEngine[T]:
-        """See ``EngineChoice.start``."""
-        return InlineEngine(produce, first, stop)
-
-
-class InlineEngine(Generic[T]):
-    """See ``Inline`` and ``Engine``."""
-
-    waited_s = 0.0
-    restarts = copied_bytes = 0
-
-    def __init__(self, produce: Callable[[int], T], first: int, stop: int | None) -> None:
-        self._produce, self._head, self._stop = produce, first, stop
-
-    def next(self) -> T:
-        """See ``Engine.next``."""
-        if self._stop is not None and self._head >= self._stop:
-            raise StopIteration
-        item = self._produce(self._head)
-        self._head += 1
-        return item
-
-    def close(self) -> None:
-        """See ``Engine.close``."""
-        self._stop = self._head
-
-    def resize(self, workers: int) -> None:
-        """Nothing: there is one thread."""
-
-    def gauges(self) -> Gauges:
-        """See ``Engine.gauges``."""
-        return Gauges(self._head, 0, 1, 1, 0, 0, {})

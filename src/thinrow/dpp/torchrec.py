@@ -6,7 +6,8 @@ Worked example, two examples; ``cand.item`` [[1, 2], [3]], ``ctx.city`` (hashed)
     values     1 2 3   7 8            key after key
     lengths    2 1     1 1            of each key its examples, in order
 
-TorchRec has no shared rows: columns of the history are copied out for each example.
+TorchRec has no shared rows: columns of the history are copied out for each example. It has no nulls either: a null is
+no id, so that it is left out, and the example has one less.
 """
 
 from __future__ import annotations
@@ -62,12 +63,20 @@ def to_kjt(batch: Batch, keys: Sequence[str]) -> Any:
 def _rows(batch: Batch, key: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     column, lengths = _column(batch, key)
     column = column.decoded()
+    column, lengths = _without_nulls(column, lengths)
     values = None if column.is_text or column.offsets is not None else column.values
     if values is None or values.ndim != 1 or values.dtype.kind not in "iu":
         raise InputError(
             f"{key!r} holds no integers, and a KeyedJaggedTensor holds ids; hash it in the loader's plan and name that"
         )
     return values.astype(np.int64, copy=False), lengths
+
+
+def _without_nulls(column: Column, lengths: npt.NDArray[np.int64]) -> tuple[Column, npt.NDArray[np.int64]]:
+    if column.valid is None or column.offsets is not None:
+        return column, lengths
+    row = np.repeat(np.arange(len(lengths)), lengths)[column.valid]
+    return column.take(np.flatnonzero(column.valid)), np.bincount(row, minlength=len(lengths)).astype(np.int64)
 
 
 def _column(batch: Batch, key: str) -> tuple[Column, npt.NDArray[np.int64]]:

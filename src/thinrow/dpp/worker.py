@@ -427,6 +427,11 @@ class Produced:
     rows: Ints
     poisoned: tuple[Poisoned, ...] = ()
 
+    @property
+    def nbytes(self) -> int:
+        """That of the batch."""
+        return self.batch.nbytes
+
 
 class Worker:
     """Produces base batches of a spec by virtual index.

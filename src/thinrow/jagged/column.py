@@ -78,6 +78,12 @@ class Column:
         return f"vectors of {self.size}" if self.values.ndim == 2 else "single values"
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays; a dictionary counts though other columns may share it."""
+        parts = (self.values, self.valid, self.dictionary, self.offsets)
+        return sum(int(p.nbytes) for p in parts if p is not None)
+
+    @property
     def is_text(self) -> bool:
         """Whether the values are strings or bytes, which always are codes."""
         return self.dictionary is not None and not pa.types.is_integer(self.dictionary.type)

@@ -43,6 +43,11 @@ class Jagged:
         """(rows,) length of each row."""
         return np.diff(self.offsets)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.column.nbytes + self.offsets.nbytes
+
     def row(self, i: int) -> npt.NDArray[Any]:
         """Row i, a view."""
         return self.values[self.offsets[i] : self.offsets[i + 1]]

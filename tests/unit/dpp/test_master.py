@@ -330,13 +330,25 @@ def test_the_command_shows_what_the_master_knows() -> None:
         assert shown.exit_code == 0, shown.output
         assert "1 readers, 2 of 4 workers" in shown.output
         assert all(word in shown.output for word in ("train/0", "77", "3.00", "storage"))
+        # A terminal of 80 characters: no column is cut, and the reasons follow.
+        why = "stall 40.0%, waste 12.5%, depth 0%, 3 items/s with 2 workers, CPU 93% of busy time: one more"
+        figures = {"seconds": 1.0, "items": 1234, "workers": 12, "stall": 1.0, "waste": 1.0, "depth": 1.0}
+        figures |= {"head": 1_234_567, "stop": 9_876_543, "bottleneck": "worker cpu", "why": why}
+        server.master.report(said("eval-long-name/[red]0", **figures))
+        shown = CliRunner().invoke(command, ["top", server.url, "--once"], env={"COLUMNS": "80"})
+        lines = shown.output.splitlines()
+        assert max(map(len, lines)) <= 80
+        (line,) = [line for line in lines if "1,234,567" in line]
+        assert all(word in line for word in ("9,876,543", "1234.00", "100%", "12/3", "worker cpu"))
+        assert why in " ".join(line.strip() for line in lines)
+        server.master.report(said("eval-long-name/[red]0", leave=True))
         for path, method, body in (("/none", "GET", None), ("/v1/report", "POST", b"[]"), ("/v1/report", "POST", b"{")):
             request = urllib.request.Request(server.url + path, body, method=method)
             with pytest.raises(urllib.error.HTTPError) as error:
                 urllib.request.urlopen(request)
             assert error.value.code == (404 if body is None else 400)
         with urllib.request.urlopen(server.url + "/status") as answer:
-            assert json.load(answer)["ledger"] == {"train/0": 77}
+            assert json.load(answer)["ledger"] == {"eval-long-name/[red]0": 1_234_567, "train/0": 77}
         with pytest.raises(InputError, match=r"cannot listen at 127\.0\.0\.1"):
             MasterServer(Master(1), port=server.port)
     failed = CliRunner().invoke(command, ["top", "http://127.0.0.1:9", "--once"])

@@ -36,7 +36,11 @@ def test_figures_are_those_of_the_batches_that_were_counted(world: World) -> Non
         narrow = profile(store, table, batches=100, projection=Projection(columns=("item",)), **options)
         assert "brand" not in narrow.column_bytes
         assert profile(store, table, batches=3, budget=BatchBudget(limit=20), **options).batches == 3
-        with pytest.raises(InputError, match="fewer than two batches"):
+        one = profile(store, table, batches=3, base_rows=1000)
+        assert (one.batches, one.examples) == (1, sum(map(len, batches)))
+        assert one.column_bytes["item"] > 0
+        assert one.stage_s["examples"] > 0
+        with pytest.raises(InputError, match="there is no example to read"):
             profile(store, table, batches=3, base_rows=1000, block=1, interleave=1, until_ms=0)
 
 
@@ -57,4 +61,4 @@ def test_the_command_prints_stages_and_columns_of_what_a_recipe_reads(world: Wor
     refused = CliRunner().invoke(command, [*words, "--recipe", f"{recipe}:mine", "--max-len", "5"])
     assert isinstance(refused.exception, InputError)
     narrow = CliRunner().invoke(command, [*words, "--columns", "item", "--max-len", "5"])
-    assert "fewer than two batches" in str(narrow.exception)
+    assert narrow.output.startswith("1 batches of 48 examples with ")

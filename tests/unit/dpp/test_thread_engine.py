@@ -46,6 +46,29 @@ def test_no_more_than_the_window_is_in_flight():
     assert not workers()
 
 
+class Sized:
+    def __init__(self, number, nbytes):
+        self.number, self.nbytes = number, nbytes
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("buffer_bytes", [1, 100, 10_000])
+def test_what_waits_has_no_more_bytes_than_the_buffer_and_an_item_a_thread(threads, buffer_bytes):
+    sizes = [(7 * i) % 60 for i in range(200)]
+    engine = ThreadEngine(
+        lambda i: Sized(i, sizes[i]), first=0, stop=200, threads=threads, window=150, buffer_bytes=buffer_bytes
+    )
+    deadline = time.monotonic() + 60
+    # A reader that takes nothing: as much as there is room for is made, and not all.
+    while (engine.peak_bytes < buffer_bytes and len(engine._done) < 150) or engine.gauges().busy:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert [item.number for item in drain(engine)] == list(range(200))
+    assert engine.peak_bytes < buffer_bytes + threads * max(sizes)
+    assert engine._held_bytes == 0
+    engine.close()
+
+
 def test_an_error_comes_as_it_is_at_its_turn():
     error = KeyError("as it is")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from thinrow.core.errors import InputError, MissingExtraError
 from thinrow.dpp.batch import Batch
 from thinrow.dpp.torchrec import keyed_jagged, to_kjt
 from thinrow.features import FeaturePlan, Hash, Source
+from thinrow.jagged import Column, Jagged
 from thinrow.testing.world import make_world
 
 PLAN = FeaturePlan(
@@ -55,6 +57,27 @@ def test_values_are_key_after_key_and_of_each_key_its_examples_in_order(batch: B
     assert (len(none), len(no_lengths)) == (0, 0)
     times, _ = keyed_jagged(batch, ["history.event_ts"])
     assert times.tolist() == batch.histories.to_jagged("event_ts").values.tolist()
+
+
+def test_nulls_are_no_ids(batch: Batch) -> None:
+    item, rng = batch.candidates["item"], np.random.default_rng(1)
+    valid = rng.random(len(item.column)) < 0.6
+    hours = Column(np.arange(len(batch)), np.arange(len(batch)) % 3 > 0)
+    holed = replace(
+        batch,
+        candidates={"item": Jagged(replace(item.column, valid=valid), item.offsets)},
+        context={"hour": hours},
+    )
+    values, lengths = keyed_jagged(holed, ["ctx.hour", "cand.item"])
+    rows = [[i] if i % 3 else [] for i in range(len(batch))]
+    for i in range(len(batch)):
+        there = valid[item.offsets[i] : item.offsets[i + 1]]
+        rows.append(item.row(i)[there].tolist())
+    assert lengths.tolist() == [len(row) for row in rows]
+    assert values.tolist() == [v for row in rows for v in row]
+    none = replace(holed, context={"hour": replace(hours, valid=np.zeros(len(batch), np.bool_))})
+    values, lengths = keyed_jagged(none, ["ctx.hour"])
+    assert (len(values), lengths.tolist()) == (0, [0] * len(batch))
 
 
 @pytest.mark.parametrize(

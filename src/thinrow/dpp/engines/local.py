@@ -22,6 +22,10 @@ from thinrow.dpp.engines.failures import check_settings
 T = TypeVar("T")
 
 
+def _nbytes(item: object) -> int:
+    return int(getattr(item, "nbytes", 0))
+
+
 def _times(thread: threading.Thread) -> Times:
     assert thread.ident is not None
     assert thread.native_id is not None
@@ -30,15 +34,26 @@ def _times(thread: threading.Thread) -> Times:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Worker threads of this process; nothing is sent or copied."""
+    """Worker threads of this process; nothing is sent or copied.
+
+    Attributes:
+        buffer_bytes: of items that wait for the reader. Where they are as many, the item that the reader waits for is
+            made and no other; so the most that waits is this and one item a thread.
+    """
 
     in_process: ClassVar[bool] = True
+    buffer_bytes: int = 512 << 20
+
+    def __post_init__(self) -> None:
+        check_settings(buffer_bytes=self.buffer_bytes)
 
     def start(
         self, produce: Callable[[int], T], *, first: int, stop: int | None, workers: int, window: int
     ) -> ThreadEngine[T]:
         """See ``EngineChoice.start``."""
-        return ThreadEngine(produce, first=first, stop=stop, threads=workers, window=window)
+        return ThreadEngine(
+            produce, first=first, stop=stop, threads=workers, window=window, buffer_bytes=self.buffer_bytes
+        )
 
 
 class ThreadEngine(Generic[T]):
@@ -50,20 +65,32 @@ class ThreadEngine(Generic[T]):
         stop: one past the last item number; None for no end.
         threads: how many threads work.
         window: items in flight or waiting for the reader, at most.
+        buffer_bytes: see ``Threads``; items say what they hold as ``nbytes``, others count nothing.
 
     Attributes:
         restarts, copied_bytes: always 0.
+        peak_bytes: of items that waited for the reader, at most.
     """
 
     restarts = copied_bytes = 0
 
-    def __init__(self, produce: Callable[[int], T], *, first: int, stop: int | None, threads: int, window: int) -> None:
+    def __init__(
+        self,
+        produce: Callable[[int], T],
+        *,
+        first: int,
+        stop: int | None,
+        threads: int,
+        window: int,
+        buffer_bytes: int = Threads.buffer_bytes,
+    ) -> None:
         for name, value in (("threads", threads), ("window", window)):
             if value < 1:
                 raise InputError(f"{name}={value}; it must be 1 or more")
         self._produce = produce
         self._stop = stop
-        self._window = window
+        self._window, self._buffer_bytes = window, buffer_bytes
+        self._held_bytes = self.peak_bytes = 0
         self._changed = threading.Condition()
         self._head = first
         self._next_lease = first
@@ -119,8 +146,10 @@ class ThreadEngine(Generic[T]):
             if self._closed:
                 raise StopIteration
             self._head += 1
+            item = self._done.pop(head)
+            self._held_bytes -= _nbytes(item)
             self._changed.notify_all()
-            return self._done.pop(head)
+            return item
 
     def close(self) -> None:
         """End all threads, each after the item it is at, and drop what they made. May be called twice."""
@@ -139,13 +168,18 @@ class ThreadEngine(Generic[T]):
     def _lease(self) -> int | None:
         """The lowest unleased item within the window; waits for one. None where this thread is to end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._over() or self._next_lease < self._head + self._window)
+            self._changed.wait_for(lambda: self._over() or self._may_lease())
             if self._over():
                 self._threads.remove(threading.current_thread())
                 return None
             self._next_lease += 1
             self._busy += 1
             return self._next_lease - 1
+
+    def _may_lease(self) -> bool:
+        """Whether there is room for the next item; for the one that the reader waits for there always is."""
+        room = self._next_lease < self._head + self._window and self._held_bytes < self._buffer_bytes
+        return room or self._next_lease == self._head
 
     def _over(self) -> bool:
         """Whether a thread without an item ends. What lies beyond a failed item will never be asked for."""
@@ -164,4 +198,6 @@ class ThreadEngine(Generic[T]):
                     self._failed[number] = failure
                 elif not self._closed:
                     self._done[number] = item
+                    self._held_bytes += _nbytes(item)
+                    self.peak_bytes = max(self.peak_bytes, self._held_bytes)
                 self._changed.notify_all()

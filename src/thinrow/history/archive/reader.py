@@ -57,9 +57,15 @@ class ReadStats:
 
     def add(self, other: ReadStats) -> None:
         """Add the figures of another read to these."""
-        for name in ("bytes_read", "events_decoded", "events_delivered", "pieces", "mixed_pieces", "versions_verified"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.io.add(**other.io.counts())
+        self.bytes_read += other.bytes_read
+        self.events_decoded += other.events_decoded
+        self.events_delivered += other.events_delivered
+        self.pieces += other.pieces
+        self.mixed_pieces += other.mixed_pieces
+        self.versions_verified += other.versions_verified
+        counts = other.io.counts()
+        if any(counts.values()):
+            self.io.add(**counts)
         for column, size in other.column_bytes.items():
             self.book_bytes(column, size)
         for stage, s in other.seconds.items():
