@@ -339,7 +339,7 @@ def test_the_command_shows_what_the_master_knows() -> None:
         lines = shown.output.splitlines()
         assert max(map(len, lines)) <= 80
         (line,) = [line for line in lines if "1,234,567" in line]
-        assert all(word in line for word in ("9,876,543", "1234.00", "100%", "12/3", "worker cpu"))
+        assert all(word in line for word in ("9,876,543", "1234.00", "100%", "12/2", "worker cpu"))
         assert why in " ".join(line.strip() for line in lines)
         server.master.report(said("eval-long-name/[red]0", leave=True))
         for path, method, body in (("/none", "GET", None), ("/v1/report", "POST", b"[]"), ("/v1/report", "POST", b"{")):

@@ -20,6 +20,7 @@ from thinrow.dpp.engines.engine import Gauges, Waits
 from thinrow.dpp.engines.failures import check_settings
 
 T = TypeVar("T")
+_BUFFER_BYTES = 512 << 20
 
 
 def _nbytes(item: object) -> int:
@@ -42,7 +43,7 @@ class Threads:
     """
 
     in_process: ClassVar[bool] = True
-    buffer_bytes: int = 512 << 20
+    buffer_bytes: int = _BUFFER_BYTES
 
     def __post_init__(self) -> None:
         check_settings(buffer_bytes=self.buffer_bytes)
@@ -82,7 +83,7 @@ class ThreadEngine(Generic[T]):
         stop: int | None,
         threads: int,
         window: int,
-        buffer_bytes: int = Threads.buffer_bytes,
+        buffer_bytes: int = _BUFFER_BYTES,
     ) -> None:
         for name, value in (("threads", threads), ("window", window)):
             if value < 1:
