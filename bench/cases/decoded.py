@@ -3,9 +3,6 @@
 Each session has one worker process and reads the newest 256 events of shuffled batches of 1,024 examples with 30
 candidates, epoch after epoch; the table is twice what a worker holds in memory, and was decoded before. ``vs_off`` is
 rows a second of both. In the figures ``folder_bytes``, the decoded rows, and ``table_bytes``, the files they come from.
-
-``vs_off.jobs`` are exploratory jobs: eight, one after the other, each with a reader of its own that reads the newest
-tenth of the requests once, newest 64 events; nothing is decoded before, so that the first of them pays for all.
 """
 
 from __future__ import annotations
@@ -14,19 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
-
 from bench.cases.dpp import stored
 from bench.datagen.datasets import Work
 from bench.datagen.histories import HistoriesSpec
 from bench.harness import Options, Result, rates
 from thinrow.dpp import Batch, loader
-from thinrow.examples.decoded import FOLDER, nothing_kept
+from thinrow.examples.decoded import FOLDER
 from thinrow.examples.table import ExampleTable
 from thinrow.history.archive.generation import Archive
 from thinrow.history.place import archive_objects
 
-_CANDIDATES, _JOBS = 30, 8
+_CANDIDATES = 30
 
 
 def run(options: Options) -> Result:
@@ -36,11 +31,10 @@ def run(options: Options) -> Result:
     rounds, batches = options.rounds or (1 if quick else 5), 2 if quick else 48
     result = Result("decoded", {"users": spec.users, "events": spec.events, "candidates": _CANDIDATES})
     result.parameters |= {"sessions": 2, "rounds": rounds}
-    sizes_of = {"off": 0, "on": 1 << 30}
     with Work(options.work) as work:
         path, _, _ = stored(work, spec, _CANDIDATES)
         with ExitStack() as stack:
-            works = {name: _sessions(stack, path, size, batches) for name, size in sizes_of.items()}
+            works = {name: _sessions(stack, path, size, batches) for name, size in (("off", 0), ("on", 1 << 30))}
             # All of it is there before anything is timed.
             with ExampleTable.open(path / "table") as table:
                 for _ in range(-(-table.rows() // (batches * 2_048))):
@@ -48,11 +42,8 @@ def run(options: Options) -> Result:
                 sizes = {"table_bytes": table.bytes()}
             seen = rates(works, rounds)
         sizes["folder_bytes"] = sum(f.stat().st_size for f in (path / "table" / FOLDER).rglob("*/*"))
-        jobs = {f"jobs.{name}": _jobs(path, size, 2 if quick else _JOBS) for name, size in sizes_of.items()}
-        seen |= rates(jobs, rounds)
     result.figures = {name: {m: round(v) for m, v in r.items()} for name, r in seen.items()} | sizes
     result.ratios["vs_off"] = seen["on"]["median"] / seen["off"]["median"]
-    result.ratios["vs_off.jobs"] = seen["jobs.on"]["median"] / seen["jobs.off"]["median"]
     return result
 
 
@@ -67,24 +58,3 @@ def _sessions(stack: ExitStack, path: Path, cache_bytes: int, batches: int) -> C
         )  # fmt: skip
         walks.append(iter(stack.enter_context(reader)))
     return lambda: sum(len(next(walk)) for _ in range(batches) for walk in walks)
-
-
-def _jobs(path: Path, cache_bytes: int, n: int) -> Callable[[], int]:
-    with ExampleTable.open(path / "table") as table:
-        days = [table.scan_bucket(b, columns=["request_ts"])["request_ts"].to_numpy() for b in table.buckets()]
-        since_ms = int(np.quantile(np.concatenate(days).astype(np.int64), 0.9))
-
-    def run() -> int:
-        rows = 0
-        with nothing_kept(path / "table"):
-            pass
-        for seed in range(n):
-            generation = Archive(archive_objects(path / "store")).pin()
-            with ExampleTable.open(path / "table") as table:
-                reader = loader(
-                    generation, table, workers=1, since_ms=since_ms, max_len=64, seed=seed, cache_bytes=cache_bytes
-                )
-                rows += sum(len(batch) for batch in reader)
-        return rows
-
-    return run
