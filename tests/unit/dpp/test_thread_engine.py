@@ -158,3 +158,23 @@ def test_sizes_below_one_are_named():
         ThreadEngine(lambda i: i, first=0, stop=1, threads=0, window=1)
     with pytest.raises(InputError, match="window=0"):
         ThreadEngine(lambda i: i, first=0, stop=1, threads=1, window=0)
+
+
+def test_closing_beside_a_resize_waits_for_threads_that_have_begun(monkeypatch):
+    begin, starting = threading.Thread.start, threading.Event()
+
+    def slowly(thread):
+        if thread.name.startswith("thinrow-dpp-1"):
+            starting.set()
+            time.sleep(0.05)
+        begin(thread)
+
+    engine = ThreadEngine(lambda number: number, first=0, stop=None, threads=1, window=2)
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    grower = threading.Thread(target=engine.resize, args=(3,))
+    grower.start()
+    starting.wait(60)
+    engine.close()
+    grower.join()
+    engine.resize(5)
+    assert not [t for t in threading.enumerate() if t.name.startswith("thinrow-dpp-")]

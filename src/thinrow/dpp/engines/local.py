@@ -107,14 +107,16 @@ class ThreadEngine(Generic[T]):
         """See ``Engine.resize``."""
         check_settings(workers=workers)
         with self._changed:
+            if self._closed:
+                return
             self._n_threads, self._window = workers, max(self._window, workers + 1 if self._threads else 1)
-            new = [threading.Thread(target=self._work, daemon=True) for _ in range(workers - len(self._threads))]
-            for thread in new:
-                thread.name = f"thinrow-dpp-{len(self._threads)}"
+            for _ in range(workers - len(self._threads)):
+                name = f"thinrow-dpp-{len(self._threads)}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                # Here and not later: who closes waits for every thread of the list.
+                thread.start()
                 self._threads.append(thread)
             self._changed.notify_all()
-        for thread in new:
-            thread.start()
 
     def gauges(self) -> Gauges:
         """See ``Engine.gauges``."""

@@ -108,12 +108,14 @@ class SharedEngine(Generic[T]):
 
     def close(self) -> None:
         """See ``Engine.close``; the share goes back."""
-        self._engine.close()
-        if not self._closed.is_set():
-            self._closed.set()
-            if self._thread is not threading.current_thread():
-                self._thread.join()
-            self._ask({"leave": True})
+        try:
+            self._engine.close()
+        finally:
+            if not self._closed.is_set():
+                self._closed.set()
+                if self._thread is not threading.current_thread():
+                    self._thread.join()
+                self._ask({"leave": True})
 
     def resize(self, workers: int) -> None:
         """See ``Engine.resize``; until the next report."""
