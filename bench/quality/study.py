@@ -119,8 +119,8 @@ class Study:
                 Trainer(first, self.generation, self.table, threads=1).run(Path(folder))
                 config = replace(config, start=folder)
             trainer = _Trainer(config, self.generation, self.table, threads=1)
-        trainer.share = cell.share
-        result = trainer.run()
+            trainer.share = cell.share
+            result = trainer.run()
         trained_s = time.process_time() - began
         spec, held_out = config.ranker, RowFilter(since_ms=self.cut, user_share=self.held_out_share, user_seed=1 << 20)
         found = evaluate(score(spec, trainer.module, self.generation, self.table, held_out, threads=1))
