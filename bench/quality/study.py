@@ -195,8 +195,8 @@ def _argus(data: str) -> Iterator[_Variant]:
     yield "argus", 256, ("epochs=2",), {}
     yield "argus", 256, (f"{_M}early=false",), {}
     yield "argus", 256, (f"{_M}early=false",), {"pretrain": 1}
-    yield "argus", 256, (f"{_M}domain=null", f"{_M}domains=1"), {}
-    yield "argus", 256, (f"{_M}domain=null", f"{_M}domains=1"), {"pretrain": 1}
+    yield "argus", 256, (f"{_M}domains=1", f"{_M}domain=null"), {}
+    yield "argus", 256, (f"{_M}domains=1", f"{_M}domain=null"), {"pretrain": 1}
 
 
 def _shared(data: str) -> Iterator[_Variant]:
