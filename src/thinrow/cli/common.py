@@ -82,13 +82,14 @@ def parse_named(store: HistoryStore, texts: Sequence[str], pseudonyms: str | Non
         InputError: as ``parse_users``; or the store has pseudonyms, and neither their key nor ``as_stored`` is given.
     """
     from thinrow.core.users import as_users
-    from thinrow.sources.ingest import KEY_SOURCE, check_key
+    from thinrow.sources.ingest import KEY_SOURCE
     from thinrow.sources.pseudonyms import Pseudonyms
 
     kind = store.schema.user_kind
     if pseudonyms is not None:
         key = Pseudonyms.load(pseudonyms)
-        check_key(store, key)
+        if store.recent.positions(KEY_SOURCE).get("") != key.check:
+            raise InputError("the user ids of this store are not pseudonyms of this key; give the key that made them")
         return as_users(key.of(list(dict.fromkeys(texts)), kind).to_pylist(), kind)
     if texts and not as_stored and store.recent.positions(KEY_SOURCE):
         raise InputError(

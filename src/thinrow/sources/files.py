@@ -245,10 +245,12 @@ class FileSource:
         if not data:
             return None
         decoded = reader.decode(data, at, self._wanted)
-        if not data.endswith(b"\n") and len(decoded.rows) + len(decoded.refused) - 1 in decoded.refused:
+        end = len(data) if data.endswith(b"\n") else _end_of_lines(data, reader.quotes)
+        last = len(decoded.rows) + len(decoded.refused) - 1
+        if end < len(data) and last in decoded.refused and reader.is_half(data[end:]):
             # Its writer may be at it, or was killed.
             warnings.warn(f"{path} ends within a line, which is read when it has an end", stacklevel=2)
-            data = data[: data.rfind(b"\n") + 1]
+            data = data[:end]
             if not data:
                 return None
             decoded = reader.decode(data, at, self._wanted)
@@ -300,15 +302,21 @@ def _whole_lines(path: Path, at: int, quotes: bool, *, last_too: bool) -> tuple[
             at_end = at + len(data) >= size
             if at_end and last_too:
                 return data, size
-            end = data.rfind(b"\n") + 1
-            while quotes and data.count(b'"', 0, end) % 2:
-                end = data.rfind(b"\n", 0, end - 1) + 1
+            end = _end_of_lines(data, quotes)
             if end or at_end:
                 return data[:end], size
             more = file.read(_CHUNK_BYTES)
             if not more:
                 return b"", size
             data += more
+
+
+def _end_of_lines(data: bytes, quotes: bool) -> int:
+    """Where the last whole line ends; with ``quotes``, one that ends outside of them."""
+    end = data.rfind(b"\n") + 1
+    while quotes and data.count(b'"', 0, end) % 2:
+        end = data.rfind(b"\n", 0, end - 1) + 1
+    return end
 
 
 def _tables(path: Path, after: int, rows: int) -> Iterator[tuple[pa.Table, int]]:

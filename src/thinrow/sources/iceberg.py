@@ -66,7 +66,7 @@ class IcebergSource:
         self._stored: str | None = None
         self._todo: list[Snapshot] = []
         self._batches: Iterator[_Part] | None = None
-        self._begins_at: int | None = None
+        self._due: str | None = None
         self._looked = 0.0
         self._added: list[str] = []
 
@@ -109,10 +109,10 @@ class IcebergSource:
         chain: list[Snapshot] = []
         snapshot = self._table.current_snapshot()
         if self._stored is None and self._begin != "earliest":
-            # Of a table that is empty yet, all that comes is after its newest snapshot.
+            # Of a table that is empty yet, all that comes is after that.
             latest = None if snapshot is None else snapshot.snapshot_id
             held = latest if self._begin == "latest" else int(self._begin)
-            self._begins_at = held
+            self._due = json.dumps({"files": 0, "snapshot": held}, sort_keys=True)
         while snapshot is not None and snapshot.snapshot_id != held:
             chain.insert(0, snapshot)
             parent = snapshot.parent_snapshot_id
@@ -134,10 +134,9 @@ class IcebergSource:
 
     def read(self, max_events: int, timeout_s: float) -> Batch | None:
         """See ``Source``."""
-        if self._begins_at is not None:
+        if self._due is not None:
             # Stored before anything is read, or "latest" would be another snapshot the next time.
-            self._stored = json.dumps({"files": 0, "snapshot": self._begins_at}, sort_keys=True)
-            self._begins_at = None
+            self._stored, self._due = self._due, None
             return Batch(pa.table({}), {"": Move(None, self._stored)}, _no_origin)
         if not self._todo:
             if time.monotonic() - self._looked < _POLL_S:
@@ -229,7 +228,7 @@ class IcebergSource:
 
     def ended(self) -> bool:
         """See ``Source``."""
-        return not self._todo and self._begins_at is None
+        return not self._todo and self._due is None
 
     def lag(self) -> int | None:
         """Snapshots that were not read."""

@@ -34,6 +34,10 @@ class Lines(Protocol):
         """The event of a row or line number that ``decode`` gave, as ``how`` says."""
         ...
 
+    def is_half(self, tail: bytes) -> bool:
+        """Whether a last line without an end cannot be all of a line."""
+        ...
+
 
 class JsonLines:
     """A JSON object a line; empty lines are none."""
@@ -51,6 +55,14 @@ class JsonLines:
     def payload(self, data: bytes, row: int) -> bytes:
         """See ``Lines``."""
         return _filled(data)[row]
+
+    def is_half(self, tail: bytes) -> bool:
+        """See ``Lines``."""
+        try:
+            json.loads(tail)
+        except (ValueError, RecursionError):
+            return True
+        return False
 
 
 def _filled(data: bytes) -> list[bytes]:
@@ -71,6 +83,7 @@ class CsvLines:
         self._types: dict[str, pa.DataType] = {}
         self._last: pa.Table | None = None
         self._bad: dict[int, bytes] = {}
+        self._numbers: set[str] = set()
 
     def decode(self, data: bytes, at: int, wanted: Wanted | None) -> Decoded:
         """See ``Lines``. Raises SchemaError where a wanted column is not in the header, or holds lists."""
@@ -83,9 +96,12 @@ class CsvLines:
             return Decoded(pa.table({n: pa.array([], k[0]) for n, k in (wanted or {}).items()}), [], {})
         wrong: list[tuple[int, str]] = []
         texts, unreadable = self._texts(body, names, wrong)
+        self._numbers = {n for n, kinds in (wanted or {}).items() if not pa.types.is_string(kinds[0])}
         refused = {number: f"{text!r:.80} has another number of values than the header" for number, text in wrong}
         kept = [i for i in range(texts.num_rows + len(wrong)) if i not in refused]
         self._last, self._bad = texts, {number: text.encode() for number, text in wrong}
+        # As they came: with escapes they would be other values.
+        self._bad |= {kept[row]: raw for rows in unreadable.values() for row, raw in rows.items()}
         self._kept = {row: i for i, row in enumerate(kept)}
         if wanted is None:
             return Decoded(pa_csv.read_csv(pa.BufferReader(self._typed(texts))), kept, refused)
@@ -118,9 +134,9 @@ class CsvLines:
 
     def _texts(
         self, body: bytes, names: list[str], wrong: list[tuple[int, str]]
-    ) -> tuple[pa.Table, dict[str, list[int]]]:
-        """All values as text, and the rows of each column whose bytes are none (they stand there with escapes); records
-        of another number of values go to ``wrong``, with their number."""
+    ) -> tuple[pa.Table, dict[str, dict[int, bytes]]]:
+        """All values as text, and the rows of each column whose bytes are none (they stand there with escapes), as they
+        came; records of another number of values go to ``wrong``, with their number."""
 
         def refuse(row: pa_csv.InvalidRow) -> str:
             wrong.append((row.number - 1, row.text))
@@ -144,18 +160,22 @@ class CsvLines:
                 null_values=[""],
             ),
         )
-        unreadable: dict[str, list[int]] = {}
+        unreadable: dict[str, dict[int, bytes]] = {}
+        columns = []
         for i, name in enumerate(names):
             try:
-                texts = pc.cast(raw.column(i), pa.string())
+                columns.append(pc.cast(raw.column(i), pa.string()))
             except pa.ArrowException:
-                values = [None if v is None else v.decode(errors="backslashreplace") for v in raw.column(i).to_pylist()]
-                unreadable[name] = [
-                    row for row, v in enumerate(raw.column(i)) if v.is_valid and not _is_text(v.as_py())
-                ]
-                texts = pa.array(values, pa.string())
-            raw = raw.set_column(i, name, texts)
-        return raw, unreadable
+                cells = raw.column(i).to_pylist()
+                bad = [row for row, v in enumerate(cells) if v is not None and not _is_text(v)]
+                unreadable[name] = {row: self._joined(raw, row) for row in bad}
+                values = [None if v is None else v.decode(errors="backslashreplace") for v in cells]
+                columns.append(pa.chunked_array([pa.array(values, pa.string())]))
+        return pa.table(columns, names), unreadable
+
+    def _joined(self, raw: pa.Table, row: int) -> bytes:
+        cells = raw.slice(row, 1).to_pylist()[0].values()
+        return self._delimiter.encode().join(b"" if cell is None else cell for cell in cells)
 
     def _cast(self, texts: pa.Table, wanted: Wanted, bad: dict[int, str]) -> tuple[pa.Table, list[int]]:
         """Columns as wanted of the rows that are not ``bad``, to which those are added that have no such values."""
@@ -193,7 +213,22 @@ class CsvLines:
         if row in self._bad:
             return self._bad[row]
         assert self._last is not None
-        return json.dumps(self._last.slice(self._kept[row], 1).to_pylist()[0]).encode()
+        cells = self._last.slice(self._kept[row], 1).to_pylist()[0]
+        return json.dumps({n: _number(v) if n in self._numbers else v for n, v in cells.items()}).encode()
+
+    def is_half(self, tail: bytes) -> bool:
+        """See ``Lines``."""
+        few = tail.count(self._delimiter.encode()) < len(self._header()) - 1
+        return few or bool(tail.count(b'"') % 2)
+
+
+def _number(cell: str | None) -> Any:
+    """The cell as JSON has it where it is a number or a truth value."""
+    try:
+        found = None if cell is None else json.loads(cell)
+    except ValueError:
+        return cell
+    return found if isinstance(found, (bool, int, float)) else cell
 
 
 def _is_text(value: bytes) -> bool:

@@ -60,7 +60,13 @@ def retry_letters(
     with store.dead_letters.retrying() as retry:
         if not retry.letters:
             return RetryReport(0, 0, 0)
-        table, tried, stay = decode_letters(retry.letters, schema, decoder_of)
+        stand = {name: store.recent.positions(name) for name in {letter.source for letter in retry.letters}}
+        # Of a batch that has not happened: its events come again from the source.
+        early = [x for x in retry.letters if x.since is not None and x.since == stand[x.source].get(x.partition, "")]
+        if len(early) == len(retry.letters):
+            return RetryReport(0, 0, len(early))
+        table, tried, stay = decode_letters([x for x in retry.letters if x not in early], schema, decoder_of)
+        stay += early
         if pseudonyms is not None:
             table = pseudonyms.apply(table, schema.user_column, schema.user_kind)
         found = screen(table, schema, NEVER if max_future_ms is None else clock() + max_future_ms)

@@ -135,3 +135,10 @@ def test_a_large_file_comes_in_parts(store, table):
 def test_files_of_one_name_are_told_apart_by_their_path():
     assert _below("file:///w/t/data/p=1/0.parquet", "file:///w/t") == "data/p=1/0.parquet"
     assert _below("s3://other/p=1/0.parquet", "file:///w/t") == "s3://other/p=1/0.parquet"
+
+
+def test_what_comes_to_an_empty_table_comes_after_latest(store, table):
+    begun = lambda: Ingest(store, open_source([f"iceberg:{folder_of(table)}?begin=latest"])).run().events  # noqa: E731
+    assert begun() == 0
+    table.append(rows(0, 3))
+    assert (begun(), items(store)) == (3, [0, 1, 2])

@@ -82,7 +82,8 @@ def test_csv_of_which_every_row_is_refused_and_bytes_that_are_no_text(store, tmp
         "column 'ts'",
         "time 'ts'",
     ]
-    assert b"\\\\xff6" in next(x.payload for x in store.dead_letters.read() if x.partition == "b.csv")
+    assert next(x.payload for x in store.dead_letters.read() if x.partition == "b.csv") == b"1,\xff6,6,"
+    assert retry_letters(store).events == 0
     (tmp_path / "e.csv").write_text("user,ts,item,ts\n1,5,5,5\n")
     with pytest.raises(SchemaError, match="'ts' twice"):
         ingest(store, tmp_path / "e.csv", name="e")
@@ -110,6 +111,7 @@ def test_a_batch_that_never_happened_leaves_no_letter_behind(store, tmp_path, mo
         cut_short(store, monkeypatch, path, Cut())
     assert store.dead_letters.count() == 1
     store.evolve(widen={"item": "int64"})
+    assert retry_letters(store) == RetryReport(0, 0, 1)
     assert ingest(store, path).events == 2
     assert retry_letters(store) == RetryReport(0, 0, 0)
     assert items(store) == [1, 5_000_000_000]
@@ -223,3 +225,27 @@ def test_a_last_line_that_is_half_written_is_waited_for(store, tmp_path, kind):
     path.write_text(whole)
     report = ingest(store, path)
     assert (report.events, items(store), store.dead_letters.count()) == (1, [1, 2], 0)
+
+
+def test_letters_of_csv_enter_when_the_schema_fits(store, tmp_path):
+    (tmp_path / "a.csv").write_text('user,ts,item\n1,1,5000000000\n1,2,"2"\n1,x,3\n')
+    assert ingest(store, tmp_path / "a.csv").refused == 2
+    store.evolve(widen={"item": "int64"})
+    assert retry_letters(store) == RetryReport(1, 0, 1)
+    assert items(store) == [5_000_000_000, 2]
+
+
+def test_a_last_line_that_is_whole_and_wrong_is_a_letter(store, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"user":1,"ts":1,"item":1}\n{"user":1,"ts":2,"item":1.5}')
+    (tmp_path / "b.csv").write_text("user,ts,item\n1,2,2\n1,3,x")
+    report = ingest(store, tmp_path / "a.jsonl", tmp_path / "b.csv")
+    assert (report.events, report.refused) == (2, 2)
+
+
+def test_a_quoted_value_is_not_parted(store, tmp_path):
+    path, whole = tmp_path / "a.csv", 'user,note,ts,item\n1,a,1,1\n1,"x\ny",6,6\n1,b,7,7\n'
+    path.write_text(whole[: whole.index("y") + 1])
+    with pytest.warns(UserWarning, match="within a line"):
+        assert ingest(store, path).events == 1
+    path.write_text(whole)
+    assert (ingest(store, path).events, items(store), store.dead_letters.count()) == (2, [1, 6, 7], 0)
