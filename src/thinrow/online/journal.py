@@ -211,7 +211,7 @@ class Journal:
             batch, open_ = self._next()
             if batch:
                 self._write(batch)
-            if (self._held or self._untaken is not None) and (not open_ or self._is_due()):
+            if self._has_to_roll and (not open_ or self._is_due()):
                 self._try_roll()
         if self._file is not None:
             self._file.close()
@@ -219,11 +219,7 @@ class Journal:
     def _next(self) -> tuple[list[_Record[Any]], bool]:
         """All records that wait, or none where none came before a file is due; and whether more may come."""
         batch: list[_Record[Any]] = []
-        timeout = (
-            max(self._since + self._roll_s - time.monotonic(), 0.01)
-            if self._held or self._untaken is not None
-            else None
-        )
+        timeout = max(self._since + self._roll_s - time.monotonic(), 0.01) if self._has_to_roll else None
         try:
             record = self._queue.get(timeout=timeout)
             while True:
@@ -233,6 +229,11 @@ class Journal:
                 record = self._queue.get_nowait()
         except queue.Empty:
             return batch, True
+
+    @property
+    def _has_to_roll(self) -> bool:
+        """Whether something is to come to the logs, or is there and its file could not be removed."""
+        return bool(self._held) or self._untaken is not None
 
     def _is_due(self) -> bool:
         is_full = self._good >= self._roll_bytes and self._untaken is None

@@ -93,8 +93,9 @@ class FileSource:
         self.use(schema)
         self._stored = dict(positions())
         self._tables, self._readers, self._todo = None, {}, []
-        self._refuse_other_base()
-        self._list()
+        files = sorted(self._files())
+        self._refuse_other_base([partition for partition, _ in files])
+        self._list(files)
 
     def sample(self, n: int) -> pa.Table:
         """About ``n`` of the first file's events; see ``sample.Sampled``. Raises InputError where there is none."""
@@ -114,25 +115,24 @@ class FileSource:
         if SOURCE_KEY in self._added or SOURCE_TS in self._added:
             raise InputError(f"files have no {SOURCE_KEY} and no {SOURCE_TS}; name columns that they have")
 
-    def _refuse_other_base(self) -> None:
+    def _refuse_other_base(self, here: Sequence[str]) -> None:
         """Files that were read under other names, since another folder held all that was named then, would be read
         again."""
-        here = {partition for partition, _ in self._files()}
-        if not self._stored or not here.isdisjoint(self._stored):
+        if not self._stored.keys().isdisjoint(here):
             return
         for held in sorted(self._stored):
-            now = next((p for p in sorted(here) if p.endswith(f"/{held}") or held.endswith(f"/{p}")), None)
+            now = next((p for p in here if p.endswith(f"/{held}") or held.endswith(f"/{p}")), None)
             if now is not None:
                 raise InputError(
                     f"source {self.name!r} has read {held!r}, which is {now!r} now, below {self._base}: the "
                     "folder that holds all that is named; name what was named then, and read others under another name"
                 )
 
-    def _list(self) -> None:
+    def _list(self, files: Sequence[tuple[str, Path]]) -> None:
         """Files with something that was not read."""
         self._listed = time.monotonic()
         self._todo = []
-        for partition, path in sorted(self._files()):
+        for partition, path in files:
             stat, held = path.stat(), position(self._stored.get(partition))
             size = stat.st_size
             if held.get("bad"):
@@ -167,7 +167,7 @@ class FileSource:
             if time.monotonic() - self._listed < _POLL_S:
                 time.sleep(min(timeout_s, _POLL_S))
                 return None
-            self._list()
+            self._list(sorted(self._files()))
         while self._todo:
             partition, path = self._todo[0]
             found = self._table(partition, path, max_events) if path.suffix in _TABLES else self._lines(partition, path)

@@ -62,10 +62,14 @@ def retry_letters(
             return RetryReport(0, 0, 0)
         stand = {name: store.recent.positions(name) for name in {letter.source for letter in retry.letters}}
         # Of a batch that has not happened: its events come again from the source.
-        early = [x for x in retry.letters if x.since is not None and x.since == stand[x.source].get(x.partition, "")]
-        if len(early) == len(retry.letters):
+        happened: list[Letter] = []
+        early: list[Letter] = []
+        for x in retry.letters:
+            has_not = x.since is not None and x.since == stand[x.source].get(x.partition, "")
+            (early if has_not else happened).append(x)
+        if not happened:
             return RetryReport(0, 0, len(early))
-        table, tried, stay = decode_letters([x for x in retry.letters if x not in early], schema, decoder_of)
+        table, tried, stay = decode_letters(happened, schema, decoder_of)
         stay += early
         if pseudonyms is not None:
             table = pseudonyms.apply(table, schema.user_column, schema.user_kind)
